@@ -30,7 +30,7 @@ from examples.flights import ENGINES
 from examples.flights_answer import answer, differences
 from examples.flights_data import prepare, read_flights, read_weather
 from examples.flights_files import RouteFiles, read_lines
-from examples.flights_processes import DemoError, Driver, Layout, running_batch, sidecar_pid, stop_sidecar
+from examples.flights_processes import DemoError, DriverProcess, Layout, running_batch, sidecar_pid, stop_sidecar
 from examples.flights_report import DemoRun, Kill, figures_of, read_checkpoint_figures, write_html
 from tools.reporting.figures import Figure, format_number
 from tools.reporting.target import TargetReport, is_set
@@ -84,7 +84,7 @@ class Demo:
         self._run = run
         self._display = display
         self._deadline_s = time.monotonic() + timeout_s
-        self._driver = Driver(layout, run.engine)
+        self._driver = DriverProcess(layout, run.engine)
 
     def play(self) -> None:
         """

@@ -68,7 +68,7 @@ class Layout:
         return self.work / "driver.log"
 
 
-class Driver:
+class DriverProcess:
     """The job's driver as a child process in its own session."""
 
     def __init__(self, layout: Layout, engine: str) -> None:

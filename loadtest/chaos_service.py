@@ -30,7 +30,7 @@ from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
 
-from loadtest.chaos.driver import Driver
+from loadtest.chaos.driver import ScriptedDriver
 from loadtest.chaos.forked_service import ForkedService
 from loadtest.chaos.jumping_clock import HOUR_MS
 from loadtest.chaos.phases import KINDS, Phases
@@ -85,7 +85,7 @@ class Outcome:
     failures: list[str] = field(default_factory=list)
 
 
-class World:
+class ChaosRun:
     """One storage with its service and its drivers; kills the service."""
 
     def __init__(self, storage: str, environment: Mapping[str, str], kills: int, seed: str) -> None:
@@ -97,7 +97,9 @@ class World:
         self._service = ForkedService(storage, {**SETTINGS, **environment})
         address = self._service.address
         rewinding = partial(Rewinding, storage, environment)
-        self.drivers = [Driver(f"job-{n}", address, f"{seed}/{n}", self._phases, rewinding) for n in range(JOBS)]
+        self.drivers = [
+            ScriptedDriver(f"job-{n}", address, f"{seed}/{n}", self._phases, rewinding) for n in range(JOBS)
+        ]
 
     def run(self) -> None:
         """Kill, let the drivers finish, and verify."""
@@ -179,16 +181,16 @@ def run(kills: int, seed: int, folder: Path) -> tuple[list[Figure], list[Outcome
     kills_local, kills_s3 = _shares(kills)
     with S3Server(folder / "s3") as server, _environment(server.env()):
         server.create_bucket(_BUCKET)
-        worlds = [
-            World((folder / "local").as_uri(), {}, kills_local, f"{seed}/local"),
-            World(f"s3://{_BUCKET}/chaos", server.env(), kills_s3, f"{seed}/s3"),
+        runs = [
+            ChaosRun((folder / "local").as_uri(), {}, kills_local, f"{seed}/local"),
+            ChaosRun(f"s3://{_BUCKET}/chaos", server.env(), kills_s3, f"{seed}/s3"),
         ]
-        threads = [threading.Thread(target=_run, args=[world]) for world in worlds]
+        threads = [threading.Thread(target=_run, args=[chaos]) for chaos in runs]
         for thread in threads:
             thread.start()
         for thread in threads:
             thread.join()
-    outcomes = [world.outcome for world in worlds]
+    outcomes = [chaos.outcome for chaos in runs]
     return _figures(outcomes, kills, time.monotonic() - started), outcomes
 
 
@@ -242,11 +244,11 @@ def _environment(values: Mapping[str, str]) -> Iterator[None]:
         os.environ.update(before)
 
 
-def _run(world: World) -> None:
+def _run(chaos: ChaosRun) -> None:
     try:
-        world.run()
+        chaos.run()
     except Exception as error:  # noqa: BLE001 - reported as a failure of the run
-        world.outcome.failures.append(repr(error))
+        chaos.outcome.failures.append(repr(error))
 
 
 def _figures(outcomes: Sequence[Outcome], kills: int, seconds: float) -> list[Figure]:

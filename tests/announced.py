@@ -1,23 +1,15 @@
-"""How tests wait until a service can be asked by others: it gives its address out when the store has it, not before."""
+"""How tests wait until other hosts can call a service: it announces its address only after the store has it."""
 
 from __future__ import annotations
 
 from itertools import count
 
 from backend_client.service.client import ServiceClient
-from dstl_service.wire import LogTarget
-from storage.checksum import checksum64
-from storage.key_groups import KeyGroupRange
 from tests.waiting import wait_until
+from tools.servers.job_driver import JobDriver
 
 
 def wait_until_announced(client: ServiceClient, host_id: str) -> None:
-    """Return when sets that the service receives carry its address; a job of the host's name is opened for that."""
-    job, numbers = f"announced-{host_id}", count()
-    epoch = client.post(f"/v1/jobs/{job}/epochs", {"owner": "test"})["epoch"]
-    target = LogTarget(job, "op", 0, epoch, 1, 0, KeyGroupRange(0, 127))
-
-    def address() -> str | None:
-        return client.append(target, next(numbers), b"x", checksum64(b"x"), 1, preemptive=False).service_url
-
-    wait_until(address, what=f"the address of {host_id}")
+    """Return when the references that the service returns carry its address; uses a job named after the host."""
+    job, numbers = JobDriver(client, f"announced-{host_id}"), count()
+    wait_until(lambda: job.append(b"x", next(numbers)).service_url, what=f"the address of {host_id}")

@@ -1,7 +1,7 @@
 """
 The documents name only what exists: links, files, `make` targets, commands of `dstl`, settings and metrics.
 
-Documents are read as text; commands are asked for their help.
+Documents are read as text; commands are run with --help.
 """
 
 from __future__ import annotations
@@ -22,10 +22,10 @@ from dstl_service import cli
 ROOT = Path(__file__).resolve().parent.parent
 
 GENERATED = ("docs/settings.md", "docs/metrics.md")
-"""Written from the code; tests of `tools` compare them. Other documents may name only what these have."""
+"""Generated from the code; tests of `tools` compare them. Other documents may name only what these contain."""
 
 MADE_BY_USERS = ("compose/dev.token",)
-"""Files that a document asks its reader to make."""
+"""Files that a document tells its reader to create."""
 
 _FENCE = re.compile(r"^ *```.*?^ *```", re.MULTILINE | re.DOTALL)
 _BLOCK = re.compile(r"^ *```[^\n]*\n(.*?)^ *```", re.MULTILINE | re.DOTALL)
@@ -63,18 +63,18 @@ def text_of(name: str) -> str:
 
 
 def spans_of(text: str) -> list[str]:
-    """Return what stands in backticks within the text."""
+    """Return the text in backticks."""
     return _SPAN.findall(_FENCE.sub("", text))
 
 
 def code_of(text: str) -> list[str]:
-    """Return what stands in backticks, and the lines of code blocks with those that they continue."""
+    """Return the text in backticks, and the lines of code blocks joined with their continuations."""
     blocks = "\n".join(_BLOCK.findall(text)).replace("\\\n", " ")
     return [*spans_of(text), *blocks.splitlines()]
 
 
 def anchors_of(text: str) -> set[str]:
-    """Return the anchors of a document's headings, as code hosts make them."""
+    """Return the anchors of a document's headings, as code hosts generate them."""
     plain = (re.sub(r"[^\w\- ]", "", heading.lower()) for heading in _HEADING.findall(_FENCE.sub("", text)))
     return {heading.replace(" ", "-") for heading in plain}
 
@@ -92,7 +92,7 @@ def link_defects(name: str, text: str) -> Iterator[str]:
 
 
 def path_defects(name: str, text: str) -> Iterator[str]:
-    """Look for paths of the repository: what begins with one of its folders, or ends like a file with a slash in it."""
+    """Find paths of the repository: text that begins with one of its folders, or ends like a file and has a slash."""
     top = {file.partition("/")[0] for file in tracked_files() if "/" in file}
     for span in spans_of(text):
         path = span.partition("::")[0].rstrip("/")
@@ -105,7 +105,7 @@ def path_defects(name: str, text: str) -> Iterator[str]:
 
 
 def module_defects(name: str, text: str) -> Iterator[str]:
-    """Look for modules without their part, such as `registry/takeover`, and for what a file is said to have."""
+    """Find modules without their part, such as `registry/takeover`, and names that a file is said to contain."""
     top = {file.partition("/")[0] for file in tracked_files() if "/" in file}
     for span in spans_of(text) if name == "DESIGN.md" else ():
         files = [f"{part}/{span}.py" for part in ("storage", "dstl_service", "backend_client")]
@@ -129,7 +129,7 @@ def make_defects(name: str, text: str) -> Iterator[str]:
 
 @cache
 def commands() -> Mapping[str, frozenset[str]]:
-    """Return the subcommands of ``dstl`` with their options, as its help says them."""
+    """Return the subcommands of ``dstl`` with their options, from its help."""
     return {name: frozenset(_OPTION.findall(help_of(name))) for name in subcommands()}
 
 
@@ -174,7 +174,7 @@ def metric_defects(name: str, text: str) -> Iterator[str]:
 
 @cache
 def variables() -> frozenset[str]:
-    """Return the variables of the environment that are settings, or that some code or container reads."""
+    """Return the environment variables that are settings, or that some code or container reads."""
     sources = [name for name in tracked_files() if name.endswith((".py", ".yaml", "Makefile", "Dockerfile"))]
     code = (text_of(name) for name in sources if name != "tests/test_docs.py")
     pages = (text_of(name) for name in GENERATED)
@@ -225,7 +225,7 @@ def test_documents_name_what_exists(rule: Callable[[str, str], Iterator[str]]) -
     ],
 )
 def test_rule_finds_defect(rule: Callable[[str, str], Iterator[str]], text: str) -> None:
-    """Each rule finds what does not exist."""
+    """Each rule finds missing names."""
     assert len(list(rule("README.md", text))) == 1
 
 
@@ -239,12 +239,12 @@ def test_rule_finds_defect(rule: Callable[[str, str], Iterator[str]], text: str)
     ],
 )
 def test_rules_accept_what_exists(text: str) -> None:
-    """No rule finds a defect in what exists, or in what is no name of this project."""
+    """No rule reports an existing name, or a name outside this project."""
     assert [defect for rule in RULES for defect in rule("README.md", text)] == []
 
 
 def test_every_decision_is_in_the_index() -> None:
-    """The index of decisions has each record once, under its own title."""
+    """The index of decisions lists each record once, under its own title."""
     rows = re.findall(r"^\| \[(\d{4})\]\((\S+)\) \| (.+) \|$", text_of("docs/decisions/README.md"), re.MULTILINE)
     records = [name for name in documents() if re.fullmatch(r"docs/decisions/\d{4}-.+\.md", name)]
 

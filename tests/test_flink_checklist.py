@@ -1,4 +1,4 @@
-"""docs/flink-checklist.md leaves no scenario of Flink's out, names tests that exist, and is in order."""
+"""docs/flink-checklist.md omits no scenario of Flink's, names existing tests, and is sorted."""
 
 from __future__ import annotations
 
@@ -52,16 +52,16 @@ FLINK_CLASSES = [
     "TaskExecutorStateChangelogStoragesManagerTest",
     "TestStreamEnvironment",
 ]
-"""Flink's tests of its changelog: the page has a row, or more, of each."""
+"""Flink's tests of its changelog: the page has at least one row for each."""
 
 FLINK_TESTS = 38
-"""So many of Flink's tests have a name that the page gives; some share a row."""
+"""Number of Flink's tests that the page names; some share a row."""
 
 OF_OUR_OWN = ("Defects of Flink's that must not be here", "What Flink does not test")
-"""Areas whose rows are named by us."""
+"""Areas whose rows have names of our own."""
 
 SCENARIOS = {
-    # area: how many there are; a number falls only where Flink gives a scenario up, which the commit says
+    # area: number of scenarios; it decreases only if Flink drops a scenario, which the commit says
     "Writing the log": 18,
     "Uploads": 22,
     "Who deletes what, and when": 13,
@@ -91,7 +91,7 @@ ROWS = [row for rows in tables().values() for row in rows]
 
 
 def test_no_class_is_left_out() -> None:
-    """Every class of Flink's has its rows, in one area, and no row is of a class that Flink has not."""
+    """Every class of Flink's has its rows, in one area, and no row names a class that Flink does not have."""
     areas = [*tables().items()][: -len(OF_OUR_OWN)]
     found = [flink_class for _, rows in areas for flink_class in {row[0] for row in rows}]
 
@@ -100,7 +100,7 @@ def test_no_class_is_left_out() -> None:
 
 
 def test_no_scenario_is_left_out() -> None:
-    """Every area has all its scenarios: who adds one counts it here."""
+    """Every area has all its scenarios: a new one must be counted here."""
     named = {name for _, scenario, _ in ROWS for name in re.findall(r"\btest[A-Z]\w+", scenario)}
 
     assert {area: len(rows) for area, rows in tables().items()} == SCENARIOS
@@ -108,7 +108,7 @@ def test_no_scenario_is_left_out() -> None:
 
 
 def test_named_tests_exist() -> None:
-    """Every scenario names tests that are there, one by one, or says why it does not apply."""
+    """Every scenario names existing tests, one by one, or says why it does not apply."""
     missing = []
     for _, scenario, shown in ROWS:
         named = re.findall(r"`([\w/]+\.py)::(\w+)`", shown)
@@ -122,7 +122,7 @@ def test_named_tests_exist() -> None:
 
 
 def test_rows_are_sorted() -> None:
-    """Rows of an area are sorted by class and scenario, each once, so that one is found and additions do not meet."""
+    """Rows of an area are sorted by class and scenario, each once: easy to find, and additions rarely conflict."""
     for area, rows in tables().items():
         keys = [(flink_class, scenario) for flink_class, scenario, _ in rows]
         assert keys == sorted(set(keys)), area

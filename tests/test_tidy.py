@@ -1,8 +1,8 @@
 """
-Rules of the project that no linter knows: who may import whom, docstrings, invariants, and what no file may hold.
+Rules of the project that no linter knows: imports between packages, docstrings, invariants, and forbidden text.
 
-The rules are the tables at the top; below them is only how they are applied.
-Files are parsed, never imported, so this takes seconds and needs no optional part.
+The rules are the tables at the top; the functions below only apply them.
+Files are parsed, never imported, so this takes seconds and needs no optional dependency.
 """
 
 from __future__ import annotations
@@ -21,10 +21,10 @@ import pytest
 ROOT = Path(__file__).resolve().parent.parent
 
 PACKAGES = ("storage", "dstl_service", "backend_client")
-"""What is installed."""
+"""The installed packages."""
 
 PROGRAMS = ("tools", "loadtest", "examples")
-"""What is run in a checkout."""
+"""The programs that run in a checkout."""
 
 FOLDERS = (*PACKAGES, *PROGRAMS, "tests")
 """Where the project's Python files are."""
@@ -37,9 +37,9 @@ PROJECT_IMPORTS: dict[str, tuple[str, ...]] = {
     "dstl_service": ("dstl_service", "storage"),
     "backend_client": ("backend_client", "storage", "dstl_service.wire"),
     "tools": ("tools", "backend_client", "storage", "dstl_service"),
-    # The chaos test compares what is stored by the library's own view of it.
+    # The chaos test compares the stored state as the library itself sees it.
     "loadtest": ("loadtest", "tools", "backend_client", "storage", "dstl_service"),
-    # What a user could have written, and the demo's report.
+    # Code that a user could have written, and the demo's report.
     "examples": ("examples", "backend_client", "storage", "tools.reporting"),
 }
 
@@ -100,13 +100,13 @@ LAYERS: dict[str, tuple[str, ...]] = {
 }
 
 WITHOUT_CIRCLES = (*PACKAGES, *PROGRAMS)
-"""Where no module leads back to itself."""
+"""Where imports must form no cycle."""
 
 MODULES_MAX = 13
-"""How many modules a folder of a part in LAYERS may hold."""
+"""Maximum number of modules in a folder of LAYERS."""
 
 LINES_MAX = 350
-"""How many lines a module may have that is installed or run; what is longer has more than one role."""
+"""Maximum number of lines of a module that is installed or run; a longer one has more than one role."""
 
 DOORS: dict[str, tuple[str, ...]] = {
     # third party       the only files and folders (with a slash) that may import it, or what is
@@ -118,7 +118,7 @@ DOORS: dict[str, tuple[str, ...]] = {
     "datasketches": ("backend_client/columnar/distinct.py",),
     "rocksdict": ("backend_client/table/",),
     "pyspark": ("backend_client/spark/", "backend_client/testing/", "loadtest/", "tools/servers/", "tools/walk/job.py"),
-    # What is private, and may change with any release, has one place; ruff's SLF001 sees to private members.
+    # Private modules may change with any release and have one door; ruff's SLF001 checks private members.
     "pyspark.sql.pandas": ("backend_client/spark/private/",),
     "pandas.core": ("backend_client/spark/private/",),
     "py4j": ("backend_client/spark/private/", "loadtest/"),
@@ -129,12 +129,12 @@ DOORS: dict[str, tuple[str, ...]] = {
 CLOCK_DOOR = "storage/clock.py"
 CLOCK_PACKAGES = ("storage", "dstl_service")
 CLOCK_MODULES = ("random", "secrets", "time", "uuid")
-"""Time, chance and unique ids reach CLOCK_PACKAGES through CLOCK_DOOR alone, so that a simulation can steer them."""
+"""Time, randomness and unique ids reach CLOCK_PACKAGES through CLOCK_DOOR alone, so that a simulation controls them."""
 
 # --- What nothing that is installed may do -------------------------------------------------------------------------
 
 CODE_FROM_DATA = (
-    # A name of this list, or anything below it. Stored state and what comes over HTTP are data only.
+    # A name of this list, or anything below it. Stored state and HTTP content are data only.
     "builtins.compile",
     "builtins.eval",
     "builtins.exec",
@@ -185,7 +185,6 @@ PRIVATE_IN_TESTS = {
     "_is_writable": "whether a table was opened to read only, which is its whole point",
     "_joined": "how often rows are copied is counted where it is done",
     "_journal": "how much lies in a table's journal",
-    "_json": "a client's way to a route that it has no method for",
     "_merge": "compactions are made without a service",
     "_objects": "all that a model's store holds is looked at before each of its calls, and a copy costs minutes",
     "_operator_infos": "the check that it is part of is left out",
@@ -230,7 +229,7 @@ def parse(name: str) -> ast.Module:
 
 
 def imports_of(tree: ast.Module) -> Iterator[tuple[str, int]]:
-    """Yield the full name of all that is imported, at any depth and for types only too, with its line."""
+    """Yield the full names of all imports, at any depth and also for types only, with their lines."""
     for node in ast.walk(tree):
         if isinstance(node, ast.Import):
             yield from ((alias.name, node.lineno) for alias in node.names)
@@ -240,7 +239,7 @@ def imports_of(tree: ast.Module) -> Iterator[tuple[str, int]]:
 
 
 def uses_of(tree: ast.Module) -> Iterator[tuple[str, int]]:
-    """Yield the full names of what is imported or used, called or not, whatever the import named it."""
+    """Yield the full names of everything imported or used, called or not, whatever its local name."""
     names = {"compile": "builtins.compile", "eval": "builtins.eval", "exec": "builtins.exec"}
     for node in ast.walk(tree):
         if isinstance(node, ast.Import):
@@ -263,7 +262,7 @@ def is_in(file: str, places: tuple[str, ...]) -> bool:
 
 
 def import_defects(file: str, tree: ast.Module) -> list[str]:
-    """Return what the imports of one file break of PROJECT_IMPORTS, DOORS and the clock's door."""
+    """Return where the imports of one file violate PROJECT_IMPORTS, DOORS and the clock's door."""
     package = file.partition("/")[0]
     defects = []
     for name, line in imports_of(tree):
@@ -283,14 +282,14 @@ def module_of(file: str) -> str:
 
 
 def longest_prefix(name: str, known: Collection[str]) -> str | None:
-    """Return the module or package that an imported name is, or is in."""
+    """Return the module or package to which an imported name belongs."""
     while name and name not in known:
         name = name.rpartition(".")[0]
     return name or None
 
 
 def layer_defects(file: str, tree: ast.Module) -> list[str]:
-    """Return what the imports of one file break of LAYERS."""
+    """Return where the imports of one file violate LAYERS."""
     part = file.partition("/")[0]
     layers = [f"{part}.{name}" for name in LAYERS[part]]
     if module_of(file) == part:
@@ -316,12 +315,12 @@ def circle_of(trees: Mapping[str, ast.Module]) -> list[str]:
     try:
         TopologicalSorter(graph).prepare()
     except CycleError as error:
-        return list(reversed(error.args[1]))  # it names them from what is imported to what imports it
+        return list(reversed(error.args[1]))  # it lists them from the imported to the importing module
     return []
 
 
 def code_from_data_defects(file: str, tree: ast.Module) -> list[str]:
-    """Return where one file uses what turns data into code."""
+    """Return where one file uses functions that turn data into code."""
     return [f"{file}:{line}: uses {name}" for name, line in uses_of(tree) if is_below(name, CODE_FROM_DATA)]
 
 
@@ -342,7 +341,7 @@ def test_imports_keep_to_tables() -> None:
 
 
 def test_tables_name_existing_packages() -> None:
-    """Every installed package has its row in the table of imports, and nobody may import the tests."""
+    """Every installed package has a row in the table of imports, and no package may import the tests."""
     assert {*PACKAGES, *PROGRAMS} == set(PROJECT_IMPORTS)
     assert not any(is_below("tests", allowed) for allowed in PROJECT_IMPORTS.values())
 
@@ -413,12 +412,12 @@ def test_layers_name_existing_modules() -> None:
 
 
 def test_no_module_leads_back_to_itself() -> None:
-    """Imports form no circle, those for types only counted."""
+    """Imports form no cycle, including those for types only."""
     assert circle_of({file: parse(file) for file in python_files(*WITHOUT_CIRCLES)}) == []
 
 
 def test_circle_is_found() -> None:
-    """The rule about circles follows packages, modules and names, and says which modules take part."""
+    """The rule about cycles follows packages, modules and names, and reports the modules of the cycle."""
     sources = {
         "storage/__init__.py": "",
         "storage/a.py": "from storage.b import B",
@@ -433,7 +432,7 @@ def test_circle_is_found() -> None:
 
 
 def test_folders_are_small() -> None:
-    """A folder holds as many modules as one can take in at a glance."""
+    """A folder has few enough modules to survey at a glance."""
     folders = Counter(file.rpartition("/")[0] for file in python_files(*LAYERS) if not file.endswith("/__init__.py"))
 
     assert {folder: count for folder, count in folders.items() if count > MODULES_MAX} == {}
@@ -449,7 +448,7 @@ def test_modules_are_short() -> None:
 
 
 def test_packages_run_no_code_from_data() -> None:
-    """Nothing that is installed unpickles, evaluates or loads code from data (I15)."""
+    """No installed module unpickles, evaluates or loads code from data (I15)."""
     report(
         [defect for file in python_files(*PACKAGES, "loadtest") for defect in code_from_data_defects(file, parse(file))]
     )
@@ -470,19 +469,19 @@ def test_packages_run_no_code_from_data() -> None:
     ],
 )
 def test_code_from_data_is_found(source: str) -> None:
-    """The rule about code in data finds every way of naming it (I15)."""
+    """The rule about code from data finds every way of naming it (I15)."""
     assert code_from_data_defects("storage/a.py", ast.parse(source))
 
 
 def test_harmless_names_are_not_code_from_data() -> None:
-    """Reading JSON or safe YAML, a compiled pattern and a method called eval are no code from data (I15)."""
+    """Reading JSON or safe YAML, a compiled pattern and a method called eval do not turn data into code (I15)."""
     source = "import json, re, yaml\njson.loads('1')\nre.compile('a')\nyaml.safe_load('')\nself.eval()"
 
     assert not code_from_data_defects("storage/a.py", ast.parse(source))
 
 
 def test_modules_have_docstrings() -> None:
-    """Every module says what it owns; only an empty `__init__.py` has nothing to say."""
+    """Every module says what it owns; only an empty `__init__.py` has no docstring."""
     report(
         [
             f"{file}:1: has no module docstring"
@@ -493,7 +492,7 @@ def test_modules_have_docstrings() -> None:
 
 
 def test_tests_have_docstrings() -> None:
-    """Every test says in a sentence what is expected."""
+    """Every test states its expectation in a sentence."""
     report(
         [
             f"{file}:{function.lineno}: {function.name} has no docstring"
@@ -526,7 +525,7 @@ def private_uses(tree: ast.Module) -> Iterator[tuple[str, int]]:
 
 
 def test_tests_use_nothing_private() -> None:
-    """A test looks at what it tests as a user does; what it cannot see so is in the table, with the reason."""
+    """A test uses only public names; exceptions are in the table, with the reason."""
     uses = [(file, name, line) for file in python_files("tests") for name, line in private_uses(parse(file))]
 
     report([f"{file}:{line}: uses {name}" for file, name, line in uses if name not in PRIVATE_IN_TESTS])
@@ -534,7 +533,7 @@ def test_tests_use_nothing_private() -> None:
 
 
 def test_private_use_is_found() -> None:
-    """The rule finds what is private of others, at any depth, and leaves a class to itself."""
+    """The rule finds private attributes of others, at any depth, and allows those of the class itself."""
     source = "self._a\ncls._b\nsuper()._c\nself.d._e\nf()._g\nh.__class__\ni._j = 1"
 
     assert sorted(name for name, _ in private_uses(ast.parse(source))) == ["_e", "_g", "_j"]
@@ -544,7 +543,7 @@ STATUS_CHOICES = re.compile(r"status\w* in \(\d{3}, *\d{3}")
 
 
 def test_answers_are_told_apart() -> None:
-    """A test knows which status it expects: of two, one is wrong."""
+    """A test knows which status it expects: if it allows two, one is wrong."""
     report(
         [
             f"{file}:{number}: expects one status or another"
@@ -556,7 +555,7 @@ def test_answers_are_told_apart() -> None:
 
 
 def test_invariants_are_named_by_tests() -> None:
-    """Every invariant that the code can break by now is named in the docstring of a test."""
+    """The docstring of a test names every invariant that the code can already violate."""
     nodes = [node for file in python_files("tests") for node in ast.walk(parse(file))]
     documented = [node for node in nodes if isinstance(node, ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef)]
     docstrings = [ast.get_docstring(node) or "" for node in documented if node.name.lower().startswith("test")]

@@ -15,14 +15,11 @@ import sys
 import tempfile
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import asdict
 from pathlib import Path
 
 from backend_client.service.client import ServiceClient
-from dstl_service.wire import CompleteRequest, LogTarget
-from storage.checksum import checksum64
-from storage.key_groups import KeyGroupRange
 from tools.fuzz_hooks import JOB
+from tools.servers.job_driver import JobDriver
 
 TOKEN = "token-of-the-fuzz-test"  # noqa: S105 - of a service that lives for a minute
 # A well-formed request may still be refused for its content, such as a range that ends before it begins.
@@ -65,12 +62,8 @@ def fuzz(address: str, folder: Path, max_examples: int) -> int:
 
 def _make_checkpoint(address: str) -> None:
     client = ServiceClient(address, TOKEN, patience_s=30)
-    epoch = client.post(f"/v1/jobs/{JOB}/epochs", {"owner": "fuzz"})["epoch"]
-    payload = b"changes"
-    target = LogTarget(JOB, "operator", 0, epoch, 1, 0, KeyGroupRange(0, 127))
-    ref = client.append(target, 0, payload, checksum64(payload), 1, preemptive=False)
-    request = CompleteRequest(epoch, "first", None, [ref], [])
-    client.post(f"/v1/jobs/{JOB}/checkpoints/0/complete", asdict(request))
+    job = JobDriver(client, JOB, operator="operator")
+    job.complete([job.append(b"changes")], uid="first")
     client.close()
 
 

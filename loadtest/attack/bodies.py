@@ -15,7 +15,7 @@ from pathlib import Path
 import pyarrow as pa
 
 from loadtest.attack.case import Case, no_bug, refused
-from loadtest.attack.forged import Job, answered, place_of_sets
+from loadtest.attack.forged import AttackerJob, answered, place_of_sets
 from loadtest.attack.raw import Answer, ask, connected, request
 from loadtest.attack.target import Attacked, complete_body
 from storage.change_set import SCHEMA
@@ -73,7 +73,7 @@ def _claiming(name: str, size: int, count: int) -> Case:
     """Claim a large body, send four bytes and wait: other jobs continue."""
 
     def run(target: Attacked) -> str | None:
-        place = Job(target, "claimer").place_of_sets()
+        place = AttackerJob(target, "claimer").place_of_sets()
         with ExitStack() as stack:
             for _ in range(count):
                 connection = stack.enter_context(connected(target.address))
@@ -140,7 +140,7 @@ def _bomb(target: Attacked) -> str | None:
 
 def _merged_bombs(target: Attacked) -> str | None:
     """Complete checkpoints of which each is acceptable; their log is not compacted if it unpacks to gigabytes."""
-    job, base = Job(target, "merged"), None
+    job, base = AttackerJob(target, "merged"), None
     operators = [{"name": "op", "parallelism": 1, "key_schema": "", "states": {}}]
     for number in range(3):
         sink = pa.BufferOutputStream()
@@ -157,7 +157,7 @@ def _merged_bombs(target: Attacked) -> str | None:
 
 def _long_offsets(target: Attacked) -> str | None:
     """Complete checkpoints with offsets of 25 MiB each: the coordinator holds those of all retained ones."""
-    job = Job(target, "offsets")
+    job = AttackerJob(target, "offsets")
     return refused(job.complete([], offsets="a" * (25 * _MIB)))
 
 

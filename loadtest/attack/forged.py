@@ -22,7 +22,7 @@ _FAR = 2**53 - 1
 _FIGURES = {field.name: 1 for field in fields(BatchFigures)}
 
 
-class Job:
+class AttackerJob:
     """A job of the attacker's own, opened like any other."""
 
     def __init__(self, target: Attacked, name: str = "forged") -> None:
@@ -84,15 +84,15 @@ def place_of_sets(job: str, epoch: int, **changed: Any) -> str:
     return f"/v1/jobs/{job}/change-sets?{urlencode(values | changed)}"
 
 
-_Attack = Callable[[Job], str | None]
+_Attack = Callable[[AttackerJob], str | None]
 
 
 def _case(name: str, attack: _Attack) -> Case:
     job = "forged-" + re.sub(r"\W+", "-", name)[:40]  # one each, so that a fence affects one case only
-    return Case(_GROUP, name, lambda target: attack(Job(target, job)), known=(job,))
+    return Case(_GROUP, name, lambda target: attack(AttackerJob(target, job)), known=(job,))
 
 
-def _neighbours_object(job: Job) -> str:
+def _neighbours_object(job: AttackerJob) -> str:
     objects = [path for path in job.target.storage.rglob("*") if path.is_file() and "segments" in str(path)]
     return str(objects[0].relative_to(job.target.storage)) if objects else "segments/none"
 
@@ -136,7 +136,7 @@ def _handles() -> dict[str, _Attack]:
     }
 
 
-def _neighbours_checkpoint(job: Job) -> dict[str, Any] | None:
+def _neighbours_checkpoint(job: AttackerJob) -> dict[str, Any] | None:
     return None if job.target.neighbour is None else job.target.neighbour.last_ref
 
 
@@ -149,39 +149,39 @@ def answered(answer: Answer) -> Any:
     return json.loads(answer.data.partition(b"\r\n\r\n")[2])
 
 
-def _far_epoch(job: Job) -> str | None:
+def _far_epoch(job: AttackerJob) -> str | None:
     return refused(job.append(_FAR)) or job.works()
 
 
-def _far_epoch_and_wrong_checksum(job: Job) -> str | None:
+def _far_epoch_and_wrong_checksum(job: AttackerJob) -> str | None:
     return refused(job.append(_FAR, checksum="1" * 16)) or job.works()
 
 
-def _next_epoch(job: Job) -> str | None:
+def _next_epoch(job: AttackerJob) -> str | None:
     return refused(job.append(job.epoch + 1)) or job.works()
 
 
-def _far_begin(job: Job) -> str | None:
+def _far_begin(job: AttackerJob) -> str | None:
     return refused(job.post("checkpoints/0/begin", {"epoch": _FAR})) or job.works()
 
 
-def _far_persist(job: Job) -> str | None:
+def _far_persist(job: AttackerJob) -> str | None:
     return refused(job.post("persist", {"epoch": _FAR, "refs": [job.ref(epoch=_FAR)]})) or job.works()
 
 
-def _far_abort(job: Job) -> str | None:
+def _far_abort(job: AttackerJob) -> str | None:
     job.post("checkpoints/0/abort", {"epoch": _FAR})
     return job.works()
 
 
-def _older_epoch(job: Job) -> str | None:
+def _older_epoch(job: AttackerJob) -> str | None:
     older = job.epoch
-    newer = Job(job.target, job.name)
+    newer = AttackerJob(job.target, job.name)
     return refused(newer.post("checkpoints/0/complete", complete_body(older, 0, None, []))) or newer.works()
 
 
 def _unknown_job(target: Attacked) -> str | None:
-    job = Job(target, "forged")
+    job = AttackerJob(target, "forged")
     return refused(job.append(1, job="nobody", preemptive="true")) or refused(
         target.ask("POST", "/v1/jobs/nobody/checkpoints/0/begin", b'{"epoch":1}')
     )
@@ -192,7 +192,7 @@ def _unknown_job_at(method: str, place: str, body: bytes) -> Callable[[Attacked]
 
 
 def _snapshot_of(path: str) -> _Attack:
-    def run(job: Job) -> str | None:
+    def run(job: AttackerJob) -> str | None:
         before = sorted(Path(path).iterdir()) if Path(path).is_dir() else []
         version = job.checkpoint()
         body = {"operator": "op", "first_key_group": 0, "last_key_group": 127, "version": version, "path": path}
@@ -203,7 +203,7 @@ def _snapshot_of(path: str) -> _Attack:
     return run
 
 
-def _linked_snapshot(job: Job) -> str | None:
+def _linked_snapshot(job: AttackerJob) -> str | None:
     with tempfile.TemporaryDirectory() as folder:
         victim = Path(folder) / "victim"
         victim.mkdir()

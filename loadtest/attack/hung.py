@@ -14,7 +14,7 @@ from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 
 from loadtest.attack.case import RSS_GROWTH_MAX, Case
-from loadtest.attack.forged import Job
+from loadtest.attack.forged import AttackerJob
 from loadtest.attack.target import TOKEN, Attacked, complete_body
 
 _GROUP = "hung and lying peers"
@@ -103,9 +103,9 @@ def _asking(name: str, peers: int, refs: int, behaviour: _Behaviour | None = Non
 
     def run(target: Attacked) -> str | None:
         with _peers(peers, behaviour) as started:
-            jobs = [Job(target, f"hung{number}") for number in range(peers)]
+            jobs = [AttackerJob(target, f"hung{number}") for number in range(peers)]
 
-            def send(job: Job, peer: Peer) -> object:
+            def send(job: AttackerJob, peer: Peer) -> object:
                 named = [job.ref(service_url=peer.url, service_id="peer", sqn=number) for number in range(refs)]
                 return job.complete(named)
 
@@ -155,7 +155,7 @@ def _token_case(name: str, path: str) -> Case:
 
     def run(target: Attacked) -> str | None:
         with _peers(1, _lie) as (peer,):
-            job = Job(target)
+            job = AttackerJob(target)
             refs = [job.ref(service_url=peer.url, service_id="peer")]
             body = {"epoch": job.epoch, "refs": refs} if path == "persist" else complete_body(job.epoch, 0, None, refs)
             job.post("checkpoints/0/begin", {"epoch": job.epoch})
@@ -172,9 +172,9 @@ def _stopped(target: Attacked) -> str | None:
     with tempfile.TemporaryDirectory() as folder, ExitStack() as stack:
         other = Attacked(Path(folder) / "other", beside=target)
         stack.enter_context(other)
-        job = Job(target, "hung0")
+        job = AttackerJob(target, "hung0")
         job.post("checkpoints/0/begin", {"epoch": job.epoch})
-        handed = Job(other, "hung1")  # a job of its own, so that it keeps running
+        handed = AttackerJob(other, "hung1")  # a job of its own, so that it keeps running
         query = handed.append(handed.epoch)
         ref = json.loads(query.data.partition(b"\r\n\r\n")[2])
         refs = [job.ref(service_id=ref["service_id"], service_url=other.url, sqn=sqn) for sqn in range(40)]

@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager, suppress
 
 from loadtest.attack.case import Case
-from loadtest.attack.forged import Job
+from loadtest.attack.forged import AttackerJob
 from loadtest.attack.raw import Address, closed_within, connected, request
 from loadtest.attack.target import Attacked
 
@@ -87,7 +87,7 @@ def _json(length: int | None) -> _Data:
 
 
 def _set(length: int) -> _Data:
-    return lambda target: _asking(target, "POST", Job(target, "claimer").place_of_sets(), length)
+    return lambda target: _asking(target, "POST", AttackerJob(target, "claimer").place_of_sets(), length)
 
 
 def _health(target: Attacked) -> bytes:
@@ -197,7 +197,8 @@ def _answered_bodies(method: str) -> Callable[[Attacked], str | None]:
 def _sets_of_one_job(target: Attacked) -> str | None:
     """Begin more change sets of one job than there are connections, and send none: others are answered."""
     headers = {"connection": "keep-alive", "authorization": f"Bearer {target.token}", "content-length": "100000"}
-    return _bodies_that_never_come(target, request("POST", Job(target, "claimer").place_of_sets(), headers=headers))
+    place = AttackerJob(target, "claimer").place_of_sets()
+    return _bodies_that_never_come(target, request("POST", place, headers=headers))
 
 
 def _bodies_that_never_come(target: Attacked, data: bytes) -> str | None:

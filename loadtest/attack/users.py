@@ -8,15 +8,15 @@ import time
 from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
-from typing import Any
 
 from backend_client.service.client import ServiceClient
 from backend_client.service.launcher import EmbeddedService
+from dstl_service.wire import CheckpointRef
 from loadtest.attack.case import Case
 from loadtest.attack.other_user import CALL, IS_ROOT, LIST, NOBODY, as_nobody, folder_of, impostor, service_on
 from loadtest.attack.target import TOKEN, Attacked
-from loadtest.service_figures.load_job import LoadJob
 from storage.errors import DstlError, InternalError
+from tools.servers.job_driver import JobDriver
 
 GROUP = "two users of a host"
 
@@ -174,18 +174,22 @@ def _cache_folder(plant: Callable[[Path, Path], None]) -> Callable[[Attacked], s
     return run
 
 
-def _checkpoint(socket_path: Path) -> dict[str, Any]:
-    job = LoadJob(f"unix://{socket_path}", "cached", patience_s=20.0)
-    ref = job.complete(0, None, [job.append(job.client, 0, 0, 1, b"payload")])
+def _job_at(socket_path: Path) -> JobDriver:
+    return JobDriver(ServiceClient(f"unix://{socket_path}", patience_s=20.0), "cached")
+
+
+def _checkpoint(socket_path: Path) -> CheckpointRef:
+    job = _job_at(socket_path)
+    ref = job.complete([job.append(b"payload", 1)]).ref
     job.client.close()
     return ref
 
 
-def _restore(socket_path: Path, ref: dict[str, Any]) -> None:
+def _restore(socket_path: Path, ref: CheckpointRef) -> None:
     """Make a service with empty caches read a job's state, which makes it prepare its folder."""
     with suppress(DstlError):  # it may refuse to use such a folder
-        job = LoadJob(f"unix://{socket_path}", "cached", patience_s=20.0)
-        if job.restored(ref) != [b"payload"]:
+        job = _job_at(socket_path)
+        if job.payloads(ref) != [b"payload"]:
             raise InternalError("the restore returned other data")
         job.client.close()
 

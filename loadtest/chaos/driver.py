@@ -44,7 +44,7 @@ STATES_KEPT = 20
 REWIND_STOPPED_WITHIN_S = 0.08
 
 
-class Driver(threading.Thread):
+class ScriptedDriver(threading.Thread):
     """
     The driver of one job. Runs until `stop`; `failure` is the error that ended it before.
 

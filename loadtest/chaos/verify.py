@@ -18,7 +18,7 @@ from dstl_service.formats.under_way import uid_in_key
 from dstl_service.registry.job_store import JobStore
 from dstl_service.restore.plan import plan_restore, read_plan
 from dstl_service.restore.segment_cache import SegmentCache
-from loadtest.chaos.driver import Driver
+from loadtest.chaos.driver import ScriptedDriver
 from loadtest.chaos.model import MAX_PARALLELISM, OPERATORS, Table, apply
 from storage.change_set import decode_change_set
 from storage.clock import SystemClock, SystemIds
@@ -48,7 +48,7 @@ class Findings:
     """Unnamed objects that garbage collection left."""
 
 
-def verify(storage: str, store: ObjectStore, driver: Driver, findings: Findings) -> None:
+def verify(storage: str, store: ObjectStore, driver: ScriptedDriver, findings: Findings) -> None:
     """
     Compare a job whose driver has stopped, delete its garbage, and compare it again.
 
@@ -73,7 +73,7 @@ def verify(storage: str, store: ObjectStore, driver: Driver, findings: Findings)
 
 
 def _compare(
-    store: ObjectStore, job_store: JobStore, driver: Driver, findings: Findings, newest_only: int | None = None
+    store: ObjectStore, job_store: JobStore, driver: ScriptedDriver, findings: Findings, newest_only: int | None = None
 ) -> None:
     newest = job_store.newest()
     if newest is None or newest.ref != driver.base:

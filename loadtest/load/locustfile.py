@@ -56,7 +56,7 @@ def _cpu_s() -> tuple[float, float | None]:
     return time.process_time(), times.user + times.system if times else None
 
 
-class Host(User):
+class HostUser(User):
     """A host: serves batches with its slots."""
 
     def on_start(self) -> None:
@@ -75,7 +75,7 @@ class Host(User):
         self.simulated.serve(_POLL_S)
 
 
-class Driver(User):
+class DriverUser(User):
     """The driver: begins a batch at every tick; if it is late, it catches up for a while."""
 
     fixed_count = 1

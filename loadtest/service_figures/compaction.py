@@ -16,18 +16,15 @@ import tempfile
 import time
 from collections.abc import Iterator
 from contextlib import ExitStack
-from dataclasses import asdict
 from pathlib import Path
 
 import msgpack
 
 from backend_client.service.client import ServiceClient
-from backend_client.service.log_writer import LogWriter
-from backend_client.service.restore import advance_to_base
-from backend_client.table.state_table import StateTable
-from dstl_service.wire import CheckpointRef, LogTarget, OperatorInfo
-from storage.key_groups import KeyGroupRange, key_group_range
+from dstl_service.wire import OperatorInfo
+from storage.key_groups import key_group_range
 from tools.reporting.figures import Figure, Goal
+from tools.servers.job_driver import JobDriver, restored_table
 from tools.servers.service_process import ServiceProcess
 
 KEYS = 2_000
@@ -43,8 +40,7 @@ _SETTINGS = {
     "DSTL_RETENTION_DELAY_S": "0",
     "DSTL_COMPACTION_FLOOR_BYTES": "65536",
 }
-_PARALLELISM = OperatorInfo("windows", PARTITIONS, "{}", {})
-_ALL = KeyGroupRange(0, MAX_PARALLELISM - 1)
+_WINDOWS = OperatorInfo("windows", PARTITIONS, "{}", {})
 
 
 class Windows:
@@ -85,32 +81,18 @@ class Side:
     def __init__(self, name: str, folder: Path, stack: ExitStack, environment: dict[str, str]) -> None:
         self._storage = folder / name
         process = stack.enter_context(ServiceProcess(self._storage.as_uri(), environment))
-        self._client = ServiceClient(process.address)
-        stack.callback(self._client.close)
-        opened = self._client.post("/v1/jobs/job/epochs", {"owner": name, "max_parallelism": MAX_PARALLELISM})
-        self._epoch = opened["epoch"]
-        self._base: CheckpointRef | None = None
+        client = ServiceClient(process.address)
+        stack.callback(client.close)
+        self._job = JobDriver(client, operator=_WINDOWS.name, max_parallelism=MAX_PARALLELISM)
         self.stored: list[int] = []
 
     def checkpoint(self, parts: list[dict[bytes, bytes | None]]) -> None:
         """Log each partition's changes and complete the next checkpoint."""
-        checkpoint_id = 0 if self._base is None else self._base.id + 1
         refs = []
         for partition, changes in enumerate(parts):
             key_groups = key_group_range(partition, PARTITIONS, MAX_PARALLELISM)
-            target = LogTarget("job", "windows", checkpoint_id, self._epoch, 1, partition, key_groups)
-            writer = LogWriter(self._client, target)
-            writer.append(changes, preemptive=False)
-            refs += writer.refs
-        body = {
-            "epoch": self._epoch,
-            "uid": f"uid-{checkpoint_id}",
-            "base": asdict(self._base) if self._base else None,
-            "refs": [asdict(ref) for ref in refs],
-            "operators": [asdict(_PARALLELISM)],
-        }
-        answer = self._client.post(f"/v1/jobs/job/checkpoints/{checkpoint_id}/complete", body)
-        self._base = CheckpointRef(**answer["ref"])
+            refs += self._job.write(changes, partition=partition, key_groups=key_groups)
+        self._job.complete(refs, operators=[_WINDOWS])
 
     def look(self) -> None:
         """Record the stored size."""
@@ -118,13 +100,7 @@ class Side:
 
     def restored(self, folder: Path) -> dict[bytes, bytes]:
         """Return the table restored from the newest checkpoint."""
-        assert self._base is not None
-        table = StateTable.open(folder)
-        try:
-            advance_to_base(table, self._client, "job", "windows", _ALL, self._base)
-            return dict(table.items())
-        finally:
-            table.close()
+        return restored_table(self._job.client, folder, self._job.base, operator=_WINDOWS.name)
 
 
 def measure(*, short: bool) -> list[Figure]:

@@ -14,9 +14,10 @@ from collections.abc import Mapping
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
-from loadtest.service_figures.load_job import LoadJob
+from backend_client.service.client import ServiceClient
 from tools.reporting.figures import Figure, Goal, percentile
 from tools.servers.fault_proxy import FaultProxy, Rule
+from tools.servers.job_driver import JobDriver
 from tools.servers.s3_server import S3Server
 from tools.servers.service_process import ServiceProcess
 
@@ -56,18 +57,18 @@ def measure(*, short: bool = False) -> list[Figure]:
 
 def _persist_latencies(storage: str, environment: Mapping[str, str], persists: int) -> list[float]:
     with ServiceProcess(storage, environment) as service, ThreadPoolExecutor(JOBS) as pool:
-        jobs = [LoadJob(service.address, f"job-{number}") for number in range(JOBS)]
+        jobs = [JobDriver(ServiceClient(service.address), f"job-{number}") for number in range(JOBS)]
         parts = pool.map(lambda job: _persist_often(job, persists // JOBS), jobs)
         return [latency for part in parts for latency in part]
 
 
-def _persist_often(job: LoadJob, persists: int) -> list[float]:
+def _persist_often(job: JobDriver, persists: int) -> list[float]:
     payload = os.urandom(SET_BYTES)
     latencies = []
     for sqn in range(persists):
-        ref = job.append(job.client, 0, 0, sqn, payload)
+        ref = job.append(payload, sqn)
         began_s = time.monotonic()
-        job.client.persist(job.name, job.epoch, [ref])
+        job.persist(ref)
         latencies.append(time.monotonic() - began_s)
     job.client.close()
     return latencies

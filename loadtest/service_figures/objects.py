@@ -10,14 +10,12 @@ from __future__ import annotations
 import os
 import time
 import uuid
-from dataclasses import asdict
-from typing import Any
 
 from backend_client.service.client import ServiceClient
-from dstl_service.wire import CheckpointRef, CompleteRequest, LogTarget, OpenJob, OperatorInfo
-from storage.checksum import checksum64
+from dstl_service.wire import OperatorInfo
 from storage.key_groups import KeyGroupRange
 from tools.reporting.figures import Figure, Goal, percentile
+from tools.servers.job_driver import JobDriver
 from tools.servers.s3_server import S3Server
 from tools.servers.service_process import ServiceProcess
 
@@ -53,28 +51,23 @@ def measure(*, short: bool) -> list[Figure]:
 
 def run_checkpoints(address: str, checkpoints: int, interval_s: float) -> list[float]:
     """Run a driver and its tasks; return each checkpoint's time from its request to its manifest, in ms."""
-    client = ServiceClient(address)
-    epoch = client.post(f"/v1/jobs/{JOB}/epochs", asdict(OpenJob("load")))["epoch"]
-    base: CheckpointRef | None = None
+    job = JobDriver(ServiceClient(address), JOB)
     complete_ms = []
     start_s = time.monotonic()
     for checkpoint_id in range(checkpoints):
-        path = f"/v1/jobs/{JOB}/checkpoints/{checkpoint_id}"
-        client.post(f"{path}/begin", {"epoch": epoch})
+        job.begin()
         refs = []
         for partition in range(PARTITIONS):
             # Appends take the first half of the interval, the checkpoint the second.
             _wait_until(start_s + interval_s * (checkpoint_id + partition / PARTITIONS / 2))
             groups = KeyGroupRange(2 * partition, 2 * partition + 1)
             payload = os.urandom(SET_BYTES)
-            target = LogTarget(JOB, "op", checkpoint_id, epoch, checkpoint_id * PARTITIONS, partition, groups)
-            refs.append(client.append(target, 0, payload, checksum64(payload), 1, preemptive=False))
+            attempt = checkpoint_id * PARTITIONS
+            refs.append(job.append(payload, partition=partition, attempt=attempt, key_groups=groups))
         begun_s = time.monotonic()
-        request = CompleteRequest(epoch, uuid.uuid4().hex, base, refs, [_OPERATOR], "query", "offsets")
-        answer: dict[str, Any] = client.post(f"{path}/complete", asdict(request))
+        job.complete(refs, uid=uuid.uuid4().hex, operators=[_OPERATOR], query_id="query", offsets="offsets")
         complete_ms.append(1000 * (time.monotonic() - begun_s))
-        base = CheckpointRef(**answer["ref"])
-    client.close()
+    job.client.close()
     return complete_ms
 
 

@@ -15,14 +15,14 @@ import time
 from collections import Counter
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from typing import Any
 
 import psutil
 
+from backend_client.service.client import ServiceClient
 from dstl_service.wire import ChangeSetRef
-from loadtest.service_figures.load_job import LoadJob, read_metrics
 from tools.reporting.figures import Figure, Goal
 from tools.servers.fault_proxy import FaultProxy, Rule
+from tools.servers.job_driver import JobDriver
 from tools.servers.s3_server import S3Server
 from tools.servers.service_process import ServiceProcess
 
@@ -35,6 +35,7 @@ AFTER_S = 10.0
 OUTAGE_SHORT_S = 4.0
 AFTER_SHORT_S = 4.0
 TICK_S = 1.0
+PATIENCE_S = 120.0
 IN_FLIGHT_BYTES_MAX = 100 * 1024 * 1024
 """The service's default."""
 _SAMPLE_S = 0.05
@@ -54,8 +55,8 @@ def measure(*, short: bool = False) -> list[Figure]:
 
 
 def _measure(proxy: FaultProxy, service: ServiceProcess, outage_s: float, after_s: float) -> list[Figure]:
-    batch = LoadJob(service.address, "batch")
-    ticker = Ticker(LoadJob(service.address, "ticker"))
+    batch = JobDriver(ServiceClient(service.address, patience_s=PATIENCE_S), "batch")
+    ticker = Ticker(JobDriver(ServiceClient(service.address, patience_s=PATIENCE_S), "ticker"))
     memory = MemoryWatch(service.pid)
     end_s = time.monotonic() + BEFORE_S + outage_s + after_s
     with ThreadPoolExecutor(TASKS + 2) as pool:
@@ -69,14 +70,14 @@ def _measure(proxy: FaultProxy, service: ServiceProcess, outage_s: float, after_
         proxy.set_rules()
         back_s = time.monotonic()
         appended = [item for task in tasks for item in task.result()]
-        ref = batch.complete(0, None, [ref for ref, _ in appended])
+        batch.complete([ref for ref, _ in appended])
         ticking.result()
         memory.stop.set()
         watching.result()
     resumed_s = next(done_s for done_s in ticker.done_s if done_s > back_s) - back_s
-    lost, doubled = _compare([payload for _, payload in appended], batch.restored(ref))
-    lost_ticks, doubled_ticks = _compare(ticker.payloads, ticker.job.restored(ticker.newest))
-    refused_appends = read_metrics(service.socket_path)["dstl_change_sets_refused_total"]
+    lost, doubled = _compare([payload for _, payload in appended], batch.payloads())
+    lost_ticks, doubled_ticks = _compare(ticker.payloads, ticker.job.payloads())
+    refused_appends = service.metrics()["dstl_change_sets_refused_total"]
     limit_mb = IN_FLIGHT_BYTES_MAX / _MB
     return [
         Figure("change sets appended", len(appended) + len(ticker.payloads), ""),
@@ -93,21 +94,17 @@ def _measure(proxy: FaultProxy, service: ServiceProcess, outage_s: float, after_
 class Ticker:
     """Completes checkpoints of one set each, one a second if possible."""
 
-    def __init__(self, job: LoadJob) -> None:
+    def __init__(self, job: JobDriver) -> None:
         self.job = job
-        self.newest: dict[str, Any] = {}
         self.payloads: list[bytes] = []
         self.done_s: list[float] = []
 
     def run(self, end_s: float) -> None:
         """Run until `end_s`, and complete the begun checkpoint."""
-        base: dict[str, Any] | None = None
         while time.monotonic() < end_s:
             begun_s = time.monotonic()
-            checkpoint_id = len(self.payloads)
-            payload = _payload(0, checkpoint_id)
-            ref = self.job.append(self.job.client, checkpoint_id, 0, 0, payload)
-            self.newest = base = self.job.complete(checkpoint_id, base, [ref])
+            payload = _payload(0, self.job.next_id)
+            self.job.complete([self.job.append(payload)])
             self.payloads.append(payload)
             self.done_s.append(time.monotonic())
             time.sleep(max(0.0, begun_s + TICK_S - time.monotonic()))
@@ -127,15 +124,15 @@ class MemoryWatch:
             self.most_bytes = max(self.most_bytes, self._process.memory_info().rss)
 
 
-def _append_until(job: LoadJob, partition: int, end_s: float) -> list[tuple[ChangeSetRef, bytes]]:
+def _append_until(job: JobDriver, partition: int, end_s: float) -> list[tuple[ChangeSetRef, bytes]]:
     """Append one partition's sets at its share of the rate; after a wait, at full speed until it has caught up."""
-    client = job.new_client()
+    client = ServiceClient(job.client.address, patience_s=PATIENCE_S)
     begin_s = time.monotonic()
     appended = []
     for sqn in range(int((end_s - begin_s) * APPENDS_PER_S / TASKS)):
         time.sleep(max(0.0, begin_s + sqn * TASKS / APPENDS_PER_S - time.monotonic()))
         payload = _payload(partition, sqn)
-        appended.append((job.append(client, 0, partition, sqn, payload), payload))
+        appended.append((job.append(payload, sqn, partition=partition, client=client), payload))
     client.close()
     return appended
 

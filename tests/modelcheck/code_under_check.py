@@ -1,9 +1,9 @@
 """
 The code under check, in the form that actors call: the only module that knows its interfaces.
 
-A `Process` is a whole service with its own clock, ids and memory. What a real one does in threads it does here in the
-turns of the actor that calls it. Real are all rules of who writes, names and deletes; replaced are threads, metrics and
-the folder of a snapshot.
+A `Process` is a whole service with its own clock, ids and memory. A real one works in threads; here the work is done in
+the turns of the calling actor. All rules about writing, naming and deleting are real; threads, metrics and the folder
+of a snapshot are replaced.
 """
 
 from __future__ import annotations
@@ -35,16 +35,16 @@ from storage.change_set import decode_change_set, encode_change_set
 from storage.key_groups import KeyGroupRange
 from storage.model import ChangeSetId, Segment, Writer
 from storage.testing import FakeIds
+from tests.modelcheck.cluster import DAY_MS, RETAINED, CheckedCluster, ProcessClock
 from tests.modelcheck.oracle import Table
 from tests.modelcheck.scheduler import ActorLoop, ViolationError
-from tests.modelcheck.world import DAY_MS, RETAINED, ProcessClock, World
 from tests.rocksdb_files import CURRENT, MANIFEST, sst_content, sst_file
 
 JOB, OPERATOR = "job", "op"
 GROUPS = KeyGroupRange(0, 127)
 COMPLETE_EVERY = 3
 COLLECTIONS_LAST = 2
-"""After so many collections of a world that is at rest nothing is left that nobody names."""
+"""After this number of collections, a cluster at rest has no object without a reference."""
 MANIFESTS_READ_IN = "dstl_service.registry.manifest_log"
 _NO_PEERS = PeerClient(lambda: None, 1)
 _T = TypeVar("_T")
@@ -52,28 +52,28 @@ _T = TypeVar("_T")
 
 class Process:
     """
-    A service process, and the driver or the command line that talks to it.
+    A service process, and the driver or the command line that calls it.
 
     Args:
-        world: Where it lives.
-        wrong_ms: By how much its clock is ahead.
+        cluster: The cluster to which it belongs.
+        wrong_ms: How far its clock is ahead.
         compacts: Whether it compacts the log at every checkpoint.
     """
 
-    def __init__(self, world: World, wrong_ms: int = 0, *, compacts: bool = False) -> None:
-        self.world = world
-        world.processes += 1
-        self.clock = ProcessClock(world.clock, wrong_ms)
-        self.ids = FakeIds(world.processes)
+    def __init__(self, cluster: CheckedCluster, wrong_ms: int = 0, *, compacts: bool = False) -> None:
+        self.cluster = cluster
+        cluster.processes += 1
+        self.clock = ProcessClock(cluster.clock, wrong_ms)
+        self.ids = FakeIds(cluster.processes)
         self.loop = ActorLoop(self.clock)
         settings = ServiceSettings(
             "memory://model",
-            host_id=f"host-{world.processes}",
+            host_id=f"host-{cluster.processes}",
             retention=RetentionSettings(checkpoints_max=RETAINED),
             gc=GcSettings(interval_s=0),
             compaction=CompactionSettings(floor_bytes=1, log_ratio_max=0.1) if compacts else CompactionSettings(),
         )
-        self.parts = compose(settings, world.store, self.clock, self.ids, _NO_PEERS)
+        self.parts = compose(settings, cluster.store, self.clock, self.ids, _NO_PEERS)
         self.epoch = 0
         self.base: CheckpointRef | None = None
 
@@ -85,12 +85,12 @@ class Process:
         self.epoch, self.base = opened.epoch, opened.latest.ref if opened.latest else None
 
     def look(self) -> None:
-        """Learn of the job without taking it over."""
+        """Open the job without taking it over."""
         self._do(self.parts.catalog.job(JOB))
 
     def batch(self, *snapshots: dict[str, Any]) -> CheckpointRef:
         """Execute a batch that writes a key of its own, and complete its checkpoint; tasks reported these snapshots."""
-        oracle = self.world.oracle
+        oracle = self.cluster.oracle
         checkpoint_id = self.base.id + 1 if self.base else 0
         before = oracle.contents(oracle.manifest(self.base))
         self._do(self.parts.checkpointer.begin(JOB, checkpoint_id, self.epoch))
@@ -108,11 +108,11 @@ class Process:
         )
         answer = self._do(self.parts.checkpointer.complete(JOB, checkpoint_id, request))
         self.base = answer.ref
-        self.world.completed(answer.ref.uid)
+        self.cluster.completed(answer.ref.uid)
         return answer.ref
 
     def settle(self) -> None:
-        """Do what a coordinator does behind its checkpoints: compact, and delete what was subsumed and is due."""
+        """Do a coordinator's work after its checkpoints: compact, and delete what was subsumed and is due."""
 
         async def settled() -> None:
             self.parts.background_work.maintenance_of(self.parts.jobs.get(JOB)).wake()
@@ -124,12 +124,12 @@ class Process:
     # --- A sidecar ---------------------------------------------------------------------------------------------------
 
     def announce(self, version: CheckpointRef) -> dict[str, Any] | None:
-        """Take a snapshot of the table at a checkpoint over; return what its task reports then."""
+        """Accept a snapshot of the table at a checkpoint; return what its task then reports."""
         self._take(version)
         return self.offered(version)
 
     def upload(self, version: CheckpointRef) -> dict[str, Any] | None:
-        """Store the snapshot if a checkpoint up to this one lists it; return what its task reports then."""
+        """Store the snapshot if a checkpoint up to this one lists it; return what its task then reports."""
         self.offered(version)
 
         async def stored() -> None:
@@ -140,13 +140,13 @@ class Process:
         return self.offered(version)
 
     def offered(self, version: CheckpointRef) -> dict[str, Any] | None:
-        """Return what the next task, whose table is to stand at this checkpoint, is told to report."""
+        """Return what the next task, whose table must be at this checkpoint, is told to report."""
         _, offer = self._do(self.parts.restores.plan(JOB, OPERATOR, GROUPS, None, version))
         return offer.report
 
     def _take(self, version: CheckpointRef) -> None:
         path = f"/{version.to_text()}"
-        folder = _Folder(path, self.world.oracle.contents(self.world.oracle.manifest(version)))
+        folder = _Folder(path, self.cluster.oracle.contents(self.cluster.oracle.manifest(version)))
         with mock.patch("dstl_service.materialization.tracked_table.SnapshotFolder.open", return_value=folder):
             self._do(self.parts.restores.take_snapshot(JOB, OPERATOR, GROUPS, version, path))
 
@@ -163,37 +163,37 @@ class Process:
     def save(self, name: str, checkpoint_id: int | None = None) -> None:
         """Make a savepoint, by default of the newest checkpoint."""
         made = self._do(self.parts.catalog.create_savepoint(JOB, name, checkpoint_id))
-        self.world.saved(name, made.ref)
+        self.cluster.saved(name, made.ref)
 
     def forget_savepoint(self, name: str) -> None:
         """Delete a savepoint."""
-        self.world.unsaved(name)
+        self.cluster.unsaved(name)
         self._do(self.parts.catalog.delete_savepoint(JOB, name))
 
     def rewind(self, **target: Any) -> None:
-        """Set the job back to a `checkpoint_id` or a `savepoint`."""
+        """Rewind the job to a `checkpoint_id` or a `savepoint`."""
         given: dict[str, Any] = {"checkpoints_max": RETAINED, **target}
         report = rewind(self.jobs(), JOB, self.ids, write=True, **given)
-        self.world.saved(report.savepoint, CheckpointRef.parse(report.newest))
+        self.cluster.saved(report.savepoint, CheckpointRef.parse(report.newest))
 
     def bury(self) -> Tombstone:
-        """Let the job be deleted at once; whoever did that died before a query that runs was fenced."""
+        """Mark the job as deleted; the process that did so died before it fenced a running query."""
         return self._deletions().bury(JOB, "model", 0)
 
     def delete(self, tombstone: Tombstone) -> None:
-        """Delete what is stored of a job that was buried, and free its name."""
+        """Delete the stored objects of a job that is marked as deleted, and free its name."""
         self._deletions().collect(tombstone)
 
     def delete_buried(self) -> None:
-        """Delete what is stored of all jobs that were buried, whoever began."""
+        """Delete the stored objects of all jobs that are marked as deleted, by any process."""
         self._deletions().collect_expired()
 
     def _deletions(self) -> Deletions:
-        return Deletions(self.world.store, self.clock, self.ids)
+        return Deletions(self.cluster.store, self.clock, self.ids)
 
     def jobs(self) -> JobStore:
-        """Return the job's store as a process sees it that opened the job."""
-        jobs = JobStore(self.world.store, JOB, self.clock, self.ids)
+        """Return the job's store as seen by a process that opened the job."""
+        jobs = JobStore(self.cluster.store, JOB, self.clock, self.ids)
         jobs.open(None)
         return jobs
 
@@ -207,9 +207,9 @@ class Process:
         return self.loop.run_until_complete(work)
 
 
-def first_checkpoints(world: World, count: int, *, compacts: bool = False) -> Process:
+def first_checkpoints(cluster: CheckedCluster, count: int, *, compacts: bool = False) -> Process:
     """Create the job with some checkpoints; return the driver's process."""
-    driver = Process(world, compacts=compacts)
+    driver = Process(cluster, compacts=compacts)
     driver.open()
     for _ in range(count):
         driver.batch()
@@ -217,52 +217,52 @@ def first_checkpoints(world: World, count: int, *, compacts: bool = False) -> Pr
     return driver
 
 
-def finish(world: World) -> None:
-    """Check a world in which nobody can go on: then another driver goes on, and garbage is collected."""
-    oracle = world.oracle
+def finish(cluster: CheckedCluster) -> None:
+    """Check a cluster in which no actor can continue: another driver then continues, and garbage is collected."""
+    oracle = cluster.oracle
     oracle.check("in the end")
-    driver = Process(world)
+    driver = Process(cluster)
     driver.delete_buried()
     driver.open()
     oracle.check_reported()
     driver.batch()
     driver.settle()
     for _ in range(COLLECTIONS_LAST):
-        world.clock.advance(8 * DAY_MS)
+        cluster.clock.advance(8 * DAY_MS)
         driver.collect()
     oracle.check("after the last collection")
     oracle.check_reported()
-    _check_restored(world, driver.jobs())
-    stored = {info.key for folder in ("segments", "materialized") for info in world.store.list(f"{JOB}/{folder}/")}
+    _check_restored(cluster, driver.jobs())
+    stored = {info.key for folder in ("segments", "materialized") for info in cluster.store.list(f"{JOB}/{folder}/")}
     if left := {key for key in stored - oracle.named() if not _is_under_way(key, oracle.newest)}:
         raise ViolationError(f"garbage stays: {sorted(left)}")
 
 
 def _is_under_way(key: str, newest: Manifest | None) -> bool:
-    """Say whether an object is of a snapshot that some process may still finish, as far as anybody knows."""
+    """Return whether an object belongs to a snapshot that, by the newest checkpoint, some process may still finish."""
     return newest is not None and uid_in_key(key) in newest.under_way.uids
 
 
-def _check_restored(world: World, job_store: JobStore) -> None:
+def _check_restored(cluster: CheckedCluster, job_store: JobStore) -> None:
     """Restore all retained checkpoints and all savepoints as a new process does, and compare them."""
-    for name, savepoint in world.oracle.savepoints.items():
+    for name, savepoint in cluster.oracle.savepoints.items():
         if job_store.savepoints.load(name).ref != savepoint.ref:
             raise ViolationError(f"savepoint {name} is of another checkpoint than was reported")
-    for manifest in (*world.oracle.retained(), *world.oracle.savepoints.values()):
+    for manifest in (*cluster.oracle.retained(), *cluster.oracle.savepoints.values()):
         table: Table = {}
         plan = plan_restore(job_store, OPERATOR, GROUPS, None, manifest.ref)
-        for _, _, files in read_snapshots(plan, world.store):
+        for _, _, files in read_snapshots(plan, cluster.store):
             for file, _, data in files:
                 if file.name.endswith(".sst"):
                     table.update(_decoded(sst_content(bytes(data))))
-        for _, payload in read_plan(plan, world.store, SegmentCache(0)):
+        for _, payload in read_plan(plan, cluster.store, SegmentCache(0)):
             table.update(_decoded(bytes(payload)))
-        if table != world.oracle.contents(manifest):
+        if table != cluster.oracle.contents(manifest):
             raise ViolationError(f"{manifest.ref.to_text()} is restored with other content")
 
 
 class _Folder:
-    """A snapshot of a table: a file for its first key, which later snapshots have too, and one for the rest."""
+    """A snapshot of a table: a file for its first key, which later snapshots share, and one for the rest."""
 
     def __init__(self, path: str, table: Table) -> None:
         self.path = path
@@ -285,7 +285,7 @@ class _Folder:
 
 
 class _Inline(Executor):
-    """Runs what is submitted at once; what goes through the loop never comes here."""
+    """Runs submitted calls at once; calls through the loop never reach it."""
 
     def __init__(self, *_: Any, **__: Any) -> None:
         pass
@@ -297,7 +297,7 @@ class _Inline(Executor):
 
 
 class _NoMetrics:
-    """Takes all figures and keeps none: making real ones takes longer than a schedule."""
+    """Accepts all figures and stores none: creating real metrics takes longer than a schedule."""
 
     def __init__(self, *_: Any, **__: Any) -> None:
         pass
@@ -312,10 +312,10 @@ class _NoMetrics:
 @contextmanager
 def made_small() -> Iterator[None]:
     """
-    Make the code fit for many short runs.
+    Adapt the code to many short runs.
 
-    Complete manifests come often, so that short histories subsume; no manifest is read twice; nothing runs in threads,
-    is counted or is logged.
+    Complete manifests are frequent, so that short histories subsume; no manifest is read twice; nothing runs in threads
+    or is counted or logged.
     """
     with (
         mock.patch("dstl_service.formats.manifest.COMPLETE_EVERY", COMPLETE_EVERY),

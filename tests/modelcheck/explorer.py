@@ -1,11 +1,11 @@
 """
-Explores schedules of a history: all with few preemptions, and longer ones at random.
+Explores schedules of a history: all schedules with few preemptions, and longer ones at random.
 
 As CHESS does (Musuvathi and Qadeer, "Iterative context bounding for systematic testing of multithreaded programs"): an
 actor runs until it ends, except where a schedule says otherwise. A change to another actor that could have waited is a
-*preemption*; most defects need one or two. A kill is a preemption after which the process never goes on. Schedules with
-fewer preemptions come first, so what is found is as short as it can be. A schedule that comes to a state which was seen
-before is cut off there: what follows was seen as well.
+*preemption*; most defects need one or two. A kill is a preemption after which the process never continues. Schedules
+with fewer preemptions come first, so that a failure is as short as possible. A schedule that reaches a known state is
+cut off there, because everything that follows was explored before.
 """
 
 from __future__ import annotations
@@ -21,12 +21,12 @@ STEPS_MAX = 5_000
 
 class Run:
     """
-    One history, ready to begin.
+    One history, ready to start.
 
     Args:
-        scheduler: Has the actors.
+        scheduler: Holds the actors.
         state: Returns a number that is equal for equal states outside the actors.
-        finish: Checks what is left when nobody can go on.
+        finish: Checks the result when no actor can continue.
     """
 
     def __init__(self, scheduler: Scheduler, state: Callable[[], int], finish: Callable[[], None]) -> None:
@@ -38,13 +38,13 @@ class Run:
 @dataclass(slots=True)
 class Explored:
     """
-    What an exploration did.
+    The result of an exploration.
 
     Args:
-        schedules: How many were run to their end or to a state that was seen before.
+        schedules: Number of schedules that were run to their end or to a known state.
         is_exhaustive: Whether these were all within the bound.
-        states: How many different ones there were.
-        failure: Of the first schedule that broke an invariant.
+        states: Number of different states.
+        failure: The first schedule that broke an invariant.
     """
 
     schedules: int = 0
@@ -66,7 +66,7 @@ class Failure:
 
 
 def replay(make: Callable[[], Run], schedule: str) -> Failure | None:
-    """Run one schedule again, as a failure prints it."""
+    """Run one schedule again, in the form that a failure prints."""
     choices = [Choice.parse(part) for part in schedule.split()]
     return _play(make(), choices, lambda *_: False)
 
@@ -75,14 +75,14 @@ def explore(
     make: Callable[[], Run], *, preemptions: int, kills: int = 0, schedules_max: int = 10_000, seed: int = 0
 ) -> Explored:
     """
-    Run all schedules with at most so many preemptions and kills among them, until one breaks an invariant.
+    Run all schedules with at most this number of preemptions and kills, until one breaks an invariant.
 
     Args:
-        make: Begins the history anew.
+        make: Starts the history again.
         preemptions: The bound.
         kills: How many of the preemptions may be kills.
-        schedules_max: Of more schedules than this, those with the most preemptions are drawn at random.
-        seed: Decides which.
+        schedules_max: If there are more schedules, those with the most preemptions are sampled.
+        seed: Seed of the sample.
     """
     chance = random.Random(seed)
     found = Explored()
@@ -111,7 +111,7 @@ def explore(
 def explore_at_random(
     make: Callable[[], Run], *, schedules: int, seed: int, switch: float = 0.15, kill: float = 0.005
 ) -> Explored:
-    """Run schedules that change the actor, or kill it, at any step by chance."""
+    """Run schedules that change or kill the actor at random steps."""
     found = Explored()
     for number in range(schedules):
         chance = random.Random(f"{seed}/{number}")
@@ -125,7 +125,7 @@ def explore_at_random(
 
 
 class _Drawn:
-    """Choices that are made by chance as the run goes on."""
+    """Choices that are made at random during the run."""
 
     def __init__(
         self, scheduler: Scheduler, chance: random.Random, switch: float, kill: float, made: list[Choice]
@@ -145,7 +145,7 @@ class _Drawn:
 
 
 class _Given:
-    """Choices that were made before."""
+    """Choices of an earlier run."""
 
     def __init__(self, choices: Iterable[Choice]) -> None:
         self._choices = {choice.step: choice for choice in choices}
@@ -155,7 +155,7 @@ class _Given:
 
 
 class _Explorer:
-    """Looks at each step behind the last choice of a schedule for further schedules."""
+    """Examines each step after the last choice of a schedule for further schedules."""
 
     def __init__(
         self,
@@ -175,7 +175,7 @@ class _Explorer:
         self._from_step = choices[-1].step + 1 if choices else 0
 
     def at(self, step: int, current: Actor | None, enabled: Sequence[Actor]) -> bool:
-        """Note what else could happen at a step; say whether all that follows was seen before."""
+        """Record the alternatives at a step; return whether everything that follows was explored before."""
         if step < self._from_step:
             return False
         scheduler = self._run.scheduler
@@ -212,7 +212,7 @@ def _play(
     look: Callable[[int, Actor | None, Sequence[Actor]], bool],
     made: Sequence[Choice] | None = None,
 ) -> Failure | None:
-    """Run a history by a schedule; return what went wrong."""
+    """Run a history by a schedule; return the violation."""
     scheduler = run.scheduler
     source = choices if isinstance(choices, _Drawn) else _Given(choices)
     current: Actor | None = None

@@ -1,8 +1,8 @@
 """
-The histories that are explored: who is there, and what each of them does.
+The explored histories: their actors, and what each actor does.
 
-Each is small, so that all its schedules with few preemptions can be run. Whoever is in it may be paused for any time
-before any call to the store, and where kills are allowed, never go on.
+Each history is small, so that all its schedules with few preemptions can be run. An actor may be paused for any time
+before any call to the store and, where kills are allowed, may never continue.
 """
 
 from __future__ import annotations
@@ -10,34 +10,35 @@ from __future__ import annotations
 from collections.abc import Callable
 from contextlib import suppress
 from functools import partial
-from typing import Any
+from typing import Any, TypeAlias
 
 from dstl_service.wire import CheckpointRef
 from storage.errors import DstlError
+from tests.modelcheck.cluster import DAY_MS, HOUR_MS, MINUTE_MS, CheckedCluster, History
 from tests.modelcheck.code_under_check import Process, finish, first_checkpoints
-from tests.modelcheck.world import DAY_MS, HOUR_MS, MINUTE_MS, History, World
 
 HISTORIES: dict[str, History] = {}
+Step: TypeAlias = Callable[[CheckedCluster], None]
 
 
-def history(prepare: Callable[[World], None]) -> Callable[[Callable[[World], None]], Callable[[World], None]]:
+def history(prepare: Step) -> Callable[[Step], Step]:
     """Take the decorated function, which adds the actors, for a history of its name behind what `prepare` made."""
 
-    def register(begin: Callable[[World], None]) -> Callable[[World], None]:
+    def register(begin: Step) -> Step:
         HISTORIES[begin.__name__] = History(prepare, begin, finish)
         return begin
 
     return register
 
 
-def three_checkpoints(world: World) -> None:
-    """Begin with three checkpoints."""
-    first_checkpoints(world, 3)
+def three_checkpoints(cluster: CheckedCluster) -> None:
+    """Start with three checkpoints."""
+    first_checkpoints(cluster, 3)
 
 
-def taken_over(world: World, **how: Any) -> Process:
+def taken_over(cluster: CheckedCluster, **how: Any) -> Process:
     """Return the process of a driver that owns the job."""
-    driver = Process(world, **how)
+    driver = Process(cluster, **how)
     driver.open()
     return driver
 
@@ -46,32 +47,32 @@ def taken_over(world: World, **how: Any) -> Process:
 
 
 @history(three_checkpoints)
-def two_drivers(world: World) -> None:
-    """An owner goes on while another driver takes over."""
-    first, second = taken_over(world), Process(world)
+def two_drivers(cluster: CheckedCluster) -> None:
+    """An owner continues while another driver takes over."""
+    first, second = taken_over(cluster), Process(cluster)
 
     def take_over() -> None:
         second.open()
         second.batch()
         second.settle()
 
-    world.actor("first", lambda: (first.batch(), first.settle(), first.batch()))
-    world.actor("second", take_over)
+    cluster.actor("first", lambda: (first.batch(), first.settle(), first.batch()))
+    cluster.actor("second", take_over)
 
 
 @history(three_checkpoints)
-def three_drivers(world: World) -> None:
+def three_drivers(cluster: CheckedCluster) -> None:
     """Two drivers take over from a third at once."""
-    first = taken_over(world)
-    world.actor("first", first.batch)
+    first = taken_over(cluster)
+    cluster.actor("first", first.batch)
     for name in ("second", "third"):
-        process = Process(world)
+        process = Process(cluster)
 
         def take_over(process: Process = process) -> None:
             process.open()
             process.batch()
 
-        world.actor(name, take_over)
+        cluster.actor(name, take_over)
 
 
 # --- Snapshots -------------------------------------------------------------------------------------------------------
@@ -84,47 +85,47 @@ def _announced(driver: Process, sidecar: Process) -> CheckpointRef:
     return driver.batch(*([told] if told else []))
 
 
-def _upload(world: World, sidecar: Process, version: CheckpointRef) -> None:
-    """Store a snapshot, and let its task's driver know."""
+def _upload(cluster: CheckedCluster, sidecar: Process, version: CheckpointRef) -> None:
+    """Store a snapshot, and inform its task's driver."""
     try:
         stored = sidecar.upload(version)
     except DstlError:
         stored = None
-    world.post(stored)
+    cluster.post(stored)
 
 
-def _reported(world: World) -> list[dict[str, Any]]:
-    """Return what tasks report of their snapshots up to now."""
-    return [message for message in world.mail if isinstance(message, dict)]
+def _reported(cluster: CheckedCluster) -> list[dict[str, Any]]:
+    """Return what tasks have reported of their snapshots so far."""
+    return [message for message in cluster.mail if isinstance(message, dict)]
 
 
-def orphaned_snapshot(world: World) -> None:
-    """Begin with a snapshot that nobody took in, and checkpoints so much newer that nobody will."""
-    driver, sidecar = first_checkpoints(world, 2), Process(world)
+def orphaned_snapshot(cluster: CheckedCluster) -> None:
+    """Start with a snapshot that no checkpoint lists, and with checkpoints so much newer that none will."""
+    driver, sidecar = first_checkpoints(cluster, 2), Process(cluster)
     sidecar.upload(_announced(driver, sidecar))
     for _ in range(4):
         driver.batch()
         driver.settle()
-    world.clock.advance(8 * DAY_MS)
+    cluster.clock.advance(8 * DAY_MS)
 
 
 @history(orphaned_snapshot)
-def snapshot_with_files_of_an_orphan(world: World) -> None:
-    """A collector meets an old orphan while the table's next snapshot, with equal files, is stored and taken in."""
-    driver, sidecar, collector = taken_over(world), Process(world), Process(world)
+def snapshot_with_files_of_an_orphan(cluster: CheckedCluster) -> None:
+    """A collector finds an old orphan while the table's next snapshot, with equal files, is stored and listed."""
+    driver, sidecar, collector = taken_over(cluster), Process(cluster), Process(cluster)
 
     def work() -> None:
-        _upload(world, sidecar, _announced(driver, sidecar))
-        driver.batch(*_reported(world))
+        _upload(cluster, sidecar, _announced(driver, sidecar))
+        driver.batch(*_reported(cluster))
 
-    world.actor("collector", collector.collect)
-    world.actor("table", work)
+    cluster.actor("collector", collector.collect)
+    cluster.actor("table", work)
 
 
 @history(orphaned_snapshot)
-def snapshot_of_an_earlier_process(world: World) -> None:
-    """Sidecars find what one before them stored, and offer it to two drivers, while garbage is collected."""
-    driver, second, collector = taken_over(world), Process(world), Process(world)
+def snapshot_of_an_earlier_process(cluster: CheckedCluster) -> None:
+    """Sidecars find a snapshot that an earlier one stored, and offer it to two drivers, while garbage is collected."""
+    driver, second, collector = taken_over(cluster), Process(cluster), Process(cluster)
 
     def take_up(owner: Process, sidecar: Process) -> None:
         for _ in range(2):
@@ -132,199 +133,204 @@ def snapshot_of_an_earlier_process(world: World) -> None:
             told = sidecar.offered(owner.base)
             owner.batch(*([told] if told else []))
 
-    sidecars = [Process(world), Process(world)]
-    world.actor("driver", lambda: take_up(driver, sidecars[0]))
-    world.actor("collector", collector.collect)
-    world.actor("second", lambda: (second.open(), take_up(second, sidecars[1])))
+    sidecars = [Process(cluster), Process(cluster)]
+    cluster.actor("driver", lambda: take_up(driver, sidecars[0]))
+    cluster.actor("collector", collector.collect)
+    cluster.actor("second", lambda: (second.open(), take_up(second, sidecars[1])))
 
 
-def _upload_while_the_job_goes_on(world: World, passes_ms: int, wrong_ms: int) -> None:
-    driver, sidecar, collector = taken_over(world), Process(world), Process(world, wrong_ms)
+def _upload_while_the_job_goes_on(cluster: CheckedCluster, passes_ms: int, wrong_ms: int) -> None:
+    driver, sidecar, collector = taken_over(cluster), Process(cluster), Process(cluster, wrong_ms)
     version = _announced(driver, sidecar)
 
     def elsewhere() -> None:
         for _ in range(3):
             driver.batch()
-        world.pass_time(passes_ms)
+        cluster.pass_time(passes_ms)
         collector.collect()
-        world.await_mail()
-        driver.batch(*_reported(world))
+        cluster.await_mail()
+        driver.batch(*_reported(cluster))
 
-    world.actor("sidecar", lambda: _upload(world, sidecar, version))
-    world.actor("elsewhere", elsewhere)
-
-
-@history(three_checkpoints)
-def snapshot_of_a_suspended_host(world: World) -> None:
-    """A host is suspended in the middle of an upload while the job goes on elsewhere; then it resumes and reports."""
-    _upload_while_the_job_goes_on(world, HOUR_MS, 0)
+    cluster.actor("sidecar", lambda: _upload(cluster, sidecar, version))
+    cluster.actor("elsewhere", elsewhere)
 
 
 @history(three_checkpoints)
-def snapshot_and_a_clock_that_is_ahead(world: World) -> None:
-    """The job goes on elsewhere during an upload, and the clock of its collector is an hour ahead."""
-    _upload_while_the_job_goes_on(world, MINUTE_MS, HOUR_MS)
+def snapshot_of_a_suspended_host(cluster: CheckedCluster) -> None:
+    """A host is suspended in the middle of an upload while the job continues elsewhere; then it resumes and reports."""
+    _upload_while_the_job_goes_on(cluster, HOUR_MS, 0)
 
 
 @history(three_checkpoints)
-def snapshot_that_is_let_go(world: World) -> None:
-    """A host is suspended in an upload; another one begins a snapshot of the table instead; the first one resumes."""
-    driver, sidecar, other, collector = taken_over(world), Process(world), Process(world), Process(world, HOUR_MS)
+def snapshot_and_a_clock_that_is_ahead(cluster: CheckedCluster) -> None:
+    """The job continues elsewhere during an upload, and the clock of its collector is an hour ahead."""
+    _upload_while_the_job_goes_on(cluster, MINUTE_MS, HOUR_MS)
+
+
+@history(three_checkpoints)
+def snapshot_that_is_let_go(cluster: CheckedCluster) -> None:
+    """A host is suspended in an upload; another one starts a snapshot of the table instead; the first one resumes."""
+    driver, sidecar, other, collector = (
+        taken_over(cluster),
+        Process(cluster),
+        Process(cluster),
+        Process(cluster, HOUR_MS),
+    )
     version = _announced(driver, sidecar)
 
     def elsewhere() -> None:
         _announced(driver, other)
         collector.collect()
-        world.await_mail()
-        driver.batch(*_reported(world))
+        cluster.await_mail()
+        driver.batch(*_reported(cluster))
 
-    world.actor("sidecar", lambda: _upload(world, sidecar, version))
-    world.actor("elsewhere", elsewhere)
+    cluster.actor("sidecar", lambda: _upload(cluster, sidecar, version))
+    cluster.actor("elsewhere", elsewhere)
 
 
-def _upload_and_collect(world: World, wrong_ms: int) -> None:
-    driver, sidecar, collector = taken_over(world), Process(world), Process(world, wrong_ms)
+def _upload_and_collect(cluster: CheckedCluster, wrong_ms: int) -> None:
+    driver, sidecar, collector = taken_over(cluster), Process(cluster), Process(cluster, wrong_ms)
 
     def work() -> None:
-        _upload(world, sidecar, _announced(driver, sidecar))
-        driver.batch(*_reported(world))
+        _upload(cluster, sidecar, _announced(driver, sidecar))
+        driver.batch(*_reported(cluster))
         driver.batch()
         driver.settle()
 
-    world.actor("table", work)
-    world.actor("collector", collector.collect)
+    cluster.actor("table", work)
+    cluster.actor("collector", collector.collect)
 
 
 @history(three_checkpoints)
-def collector_one_hour_ahead(world: World) -> None:
-    """A collector whose clock is an hour ahead meets a snapshot on its way."""
-    _upload_and_collect(world, HOUR_MS)
+def collector_one_hour_ahead(cluster: CheckedCluster) -> None:
+    """A collector whose clock is an hour ahead finds a snapshot during its upload."""
+    _upload_and_collect(cluster, HOUR_MS)
 
 
 @history(three_checkpoints)
-def collector_one_hour_behind(world: World) -> None:
-    """A collector whose clock is an hour behind meets a snapshot on its way."""
-    _upload_and_collect(world, -HOUR_MS)
+def collector_one_hour_behind(cluster: CheckedCluster) -> None:
+    """A collector whose clock is an hour behind finds a snapshot during its upload."""
+    _upload_and_collect(cluster, -HOUR_MS)
 
 
 @history(three_checkpoints)
-def long_batch_and_fast_collector(world: World) -> None:
+def long_batch_and_fast_collector(cluster: CheckedCluster) -> None:
     """A batch takes an hour while a collector whose clock is an hour ahead runs, and another driver takes over."""
-    driver, second, collector = taken_over(world), Process(world), Process(world, HOUR_MS)
-    world.actor("driver", lambda: (driver.batch(), driver.batch()))
-    world.actor("time", lambda: world.pass_time(HOUR_MS))
-    world.actor("collector", collector.collect)
-    world.actor("second", lambda: (second.open(), second.batch()))
+    driver, second, collector = taken_over(cluster), Process(cluster), Process(cluster, HOUR_MS)
+    cluster.actor("driver", lambda: (driver.batch(), driver.batch()))
+    cluster.actor("time", lambda: cluster.pass_time(HOUR_MS))
+    cluster.actor("collector", collector.collect)
+    cluster.actor("second", lambda: (second.open(), second.batch()))
 
 
 # --- Rewinds ---------------------------------------------------------------------------------------------------------
 
 
 @history(three_checkpoints)
-def rewind_to_what_is_being_deleted(world: World) -> None:
-    """The job is set back to a checkpoint that a former coordinator is about to delete."""
-    driver, operator = taken_over(world, compacts=True), Process(world)
-    for _ in range(5):  # compacted again and again, so that what is subsumed has objects of its own
+def rewind_to_what_is_being_deleted(cluster: CheckedCluster) -> None:
+    """The job is rewound to a checkpoint that a former coordinator is about to delete."""
+    driver, operator = taken_over(cluster, compacts=True), Process(cluster)
+    for _ in range(5):  # compacted repeatedly, so that subsumed checkpoints have objects of their own
         driver.batch()
         driver.settle()
-    world.clock.advance(2 * MINUTE_MS)
-    world.actor("operator", lambda: operator.rewind(checkpoint_id=1, checkpoints_max=10))
-    world.actor("coordinator", driver.settle)
+    cluster.clock.advance(2 * MINUTE_MS)
+    cluster.actor("operator", lambda: operator.rewind(checkpoint_id=1, checkpoints_max=10))
+    cluster.actor("coordinator", driver.settle)
 
 
-def kept_and_gone_on(world: World) -> None:
-    """Begin with a savepoint whose checkpoint is subsumed."""
-    driver = first_checkpoints(world, 2, compacts=True)
+def kept_and_gone_on(cluster: CheckedCluster) -> None:
+    """Start with a savepoint whose checkpoint is subsumed."""
+    driver = first_checkpoints(cluster, 2, compacts=True)
     driver.save("kept")
     for _ in range(7):
         driver.batch()
         driver.settle()
-        world.clock.advance(2 * MINUTE_MS)
+        cluster.clock.advance(2 * MINUTE_MS)
     driver.settle()
-    world.clock.advance(8 * DAY_MS)
+    cluster.clock.advance(8 * DAY_MS)
 
 
 @history(kept_and_gone_on)
-def rewind_to_a_savepoint_that_is_deleted(world: World) -> None:
-    """The job is set back to a savepoint, which is deleted then, while a collector runs."""
-    operator, collector = Process(world), Process(world)
-    world.actor("collector", collector.collect)
-    world.actor("operator", lambda: (operator.rewind(savepoint="kept"), operator.forget_savepoint("kept")))
+def rewind_to_a_savepoint_that_is_deleted(cluster: CheckedCluster) -> None:
+    """The job is rewound to a savepoint, which is then deleted, while a collector runs."""
+    operator, collector = Process(cluster), Process(cluster)
+    cluster.actor("collector", collector.collect)
+    cluster.actor("operator", lambda: (operator.rewind(savepoint="kept"), operator.forget_savepoint("kept")))
 
 
 @history(three_checkpoints)
-def rewind_and_a_driver_that_starts(world: World) -> None:
-    """A driver starts while the job is set back."""
-    operator, driver = Process(world), Process(world)
-    world.actor("operator", lambda: operator.rewind(checkpoint_id=1))
-    world.actor("driver", lambda: (driver.open(), driver.batch(), driver.batch()))
+def rewind_and_a_driver_that_starts(cluster: CheckedCluster) -> None:
+    """A driver starts while the job is rewound."""
+    operator, driver = Process(cluster), Process(cluster)
+    cluster.actor("operator", lambda: operator.rewind(checkpoint_id=1))
+    cluster.actor("driver", lambda: (driver.open(), driver.batch(), driver.batch()))
 
 
 @history(three_checkpoints)
-def rewind_and_the_owner(world: World) -> None:
-    """The job is set back while its query runs, or while its last request is on its way."""
-    driver, operator = taken_over(world), Process(world)
+def rewind_and_the_owner(cluster: CheckedCluster) -> None:
+    """The job is rewound while its query runs, or while its last request is pending."""
+    driver, operator = taken_over(cluster), Process(cluster)
 
     def work() -> None:
         for _ in range(3):
             driver.batch()
             driver.settle()
-            world.pass_time(2 * MINUTE_MS)
+            cluster.pass_time(2 * MINUTE_MS)
 
-    world.actor("operator", lambda: operator.rewind(checkpoint_id=1))
-    world.actor("driver", work)
+    cluster.actor("operator", lambda: operator.rewind(checkpoint_id=1))
+    cluster.actor("driver", work)
 
 
-def saved_once(world: World) -> None:
-    """Begin with three checkpoints, the first of which is a savepoint."""
-    driver = first_checkpoints(world, 1)
+def saved_once(cluster: CheckedCluster) -> None:
+    """Start with three checkpoints, the first of which is a savepoint."""
+    driver = first_checkpoints(cluster, 1)
     driver.save("kept")
     driver.batch()
     driver.batch()
 
 
 @history(saved_once)
-def two_rewinds(world: World) -> None:
-    """Two people set the job back at once, to different checkpoints."""
-    one, other = Process(world), Process(world)
-    world.actor("one", lambda: one.rewind(checkpoint_id=1))
-    world.actor("other", lambda: other.rewind(savepoint="kept"))
+def two_rewinds(cluster: CheckedCluster) -> None:
+    """Two people rewind the job at once, to different checkpoints."""
+    one, other = Process(cluster), Process(cluster)
+    cluster.actor("one", lambda: one.rewind(checkpoint_id=1))
+    cluster.actor("other", lambda: other.rewind(savepoint="kept"))
 
 
 @history(saved_once)
-def rewind_and_two_drivers(world: World) -> None:
-    """Two drivers start while the job is set back, and a collector runs."""
-    operator, first, second, collector = Process(world), Process(world), Process(world), Process(world, HOUR_MS)
-    world.actor("operator", lambda: operator.rewind(savepoint="kept"))
-    world.actor("first", lambda: (first.open(), first.batch()))
-    world.actor("second", lambda: (second.open(), second.batch()))
-    world.actor("collector", collector.collect)
+def rewind_and_two_drivers(cluster: CheckedCluster) -> None:
+    """Two drivers start while the job is rewound, and a collector runs."""
+    operator, first, second, collector = Process(cluster), Process(cluster), Process(cluster), Process(cluster, HOUR_MS)
+    cluster.actor("operator", lambda: operator.rewind(savepoint="kept"))
+    cluster.actor("first", lambda: (first.open(), first.batch()))
+    cluster.actor("second", lambda: (second.open(), second.batch()))
+    cluster.actor("collector", collector.collect)
 
 
 @history(three_checkpoints)
-def snapshot_over_a_rewind(world: World) -> None:
-    """A snapshot that was begun before the job was set back is reported behind it."""
-    sidecar, operator, collector = Process(world), Process(world), Process(world)
-    driver = Process(world)
-    listed = _announced(taken_over(world), sidecar)
+def snapshot_over_a_rewind(cluster: CheckedCluster) -> None:
+    """A snapshot that was begun before a rewind is reported after it."""
+    sidecar, operator, collector = Process(cluster), Process(cluster), Process(cluster)
+    driver = Process(cluster)
+    listed = _announced(taken_over(cluster), sidecar)
 
     def go_on() -> None:
         operator.rewind(checkpoint_id=2)
         driver.open()
         driver.batch()
-        world.await_mail()
-        driver.batch(*_reported(world))
+        cluster.await_mail()
+        driver.batch(*_reported(cluster))
 
-    world.actor("sidecar", lambda: _upload(world, sidecar, listed))
-    world.actor("others", go_on)
-    world.actor("collector", lambda: (world.pass_time(HOUR_MS), collector.collect()))
+    cluster.actor("sidecar", lambda: _upload(cluster, sidecar, listed))
+    cluster.actor("others", go_on)
+    cluster.actor("collector", lambda: (cluster.pass_time(HOUR_MS), collector.collect()))
 
 
 @history(three_checkpoints)
-def snapshot_that_is_let_go_before_a_rewind(world: World) -> None:
-    """What a later checkpoint let go of, and a collector deleted, is reported behind a rewind to an earlier one."""
-    owner, sidecar, other, operator = taken_over(world), Process(world), Process(world), Process(world)
-    driver, collector = Process(world), Process(world, HOUR_MS)
+def snapshot_that_is_let_go_before_a_rewind(cluster: CheckedCluster) -> None:
+    """A dropped snapshot, which a collector has deleted, is reported after a rewind to an earlier checkpoint."""
+    owner, sidecar, other, operator = taken_over(cluster), Process(cluster), Process(cluster), Process(cluster)
+    driver, collector = Process(cluster), Process(cluster, HOUR_MS)
     listed = _announced(owner, sidecar)
 
     def go_on() -> None:
@@ -333,169 +339,169 @@ def snapshot_that_is_let_go_before_a_rewind(world: World) -> None:
         operator.rewind(checkpoint_id=listed.id)
         driver.open()
         driver.batch()
-        world.await_mail()
-        driver.batch(*_reported(world))
+        cluster.await_mail()
+        driver.batch(*_reported(cluster))
 
-    world.actor("sidecar", lambda: _upload(world, sidecar, listed))
-    world.actor("others", go_on)
+    cluster.actor("sidecar", lambda: _upload(cluster, sidecar, listed))
+    cluster.actor("others", go_on)
 
 
 # --- Deletions -------------------------------------------------------------------------------------------------------
 
 
-def kept_and_old(world: World) -> None:
-    """Begin with checkpoints, a savepoint and garbage, all of them so old that no age spares anything."""
-    driver = first_checkpoints(world, 4, compacts=True)
+def kept_and_old(cluster: CheckedCluster) -> None:
+    """Start with checkpoints, a savepoint and garbage, all so old that no minimum age protects them."""
+    driver = first_checkpoints(cluster, 4, compacts=True)
     driver.save("kept")
-    world.clock.advance(8 * DAY_MS)
+    cluster.clock.advance(8 * DAY_MS)
 
 
 @history(kept_and_old)
-def deleted_and_created_anew(world: World) -> None:
-    """A job is created anew while two who deleted the former one, its driver and a collector of it may be paused."""
-    driver, collector, operator, other = taken_over(world), Process(world), Process(world), Process(world)
+def deleted_and_created_anew(cluster: CheckedCluster) -> None:
+    """A job is created again while two deletions of the former one, its driver and a collector of it may be paused."""
+    driver, collector, operator, other = taken_over(cluster), Process(cluster), Process(cluster), Process(cluster)
     collector.look()
     tombstone = operator.bury()
 
     def delete(process: Process) -> None:
         process.delete(tombstone)
-        world.post("deleted")
+        cluster.post("deleted")
 
     def begin_again() -> None:
-        world.await_mail()
-        anew = Process(world)
+        cluster.await_mail()
+        anew = Process(cluster)
         anew.open()
         for _ in range(3):
             anew.batch()
         anew.save("kept")
-        world.pass_time(8 * DAY_MS)
+        cluster.pass_time(8 * DAY_MS)
         anew.batch()
 
-    world.actor("one", lambda: delete(operator))
-    world.actor("other", lambda: delete(other))
-    world.actor("collector", collector.collect)
-    world.actor("driver", driver.batch)
-    world.actor("anew", begin_again)
+    cluster.actor("one", lambda: delete(operator))
+    cluster.actor("other", lambda: delete(other))
+    cluster.actor("collector", collector.collect)
+    cluster.actor("driver", driver.batch)
+    cluster.actor("anew", begin_again)
 
 
 # --- Savepoints ------------------------------------------------------------------------------------------------------
 
 
 @history(three_checkpoints)
-def savepoint_of_what_is_being_subsumed(world: World) -> None:
+def savepoint_of_what_is_being_subsumed(cluster: CheckedCluster) -> None:
     """A savepoint is made of a checkpoint that is being subsumed, deleted, and collected."""
-    driver, person = taken_over(world, compacts=True), Process(world)
+    driver, person = taken_over(cluster, compacts=True), Process(cluster)
     for _ in range(5):
         driver.batch()
         driver.settle()
-    world.clock.advance(2 * MINUTE_MS)
-    world.actor("person", lambda: person.save("kept", 2))
-    world.actor("coordinator", driver.settle)
+    cluster.clock.advance(2 * MINUTE_MS)
+    cluster.actor("person", lambda: person.save("kept", 2))
+    cluster.actor("coordinator", driver.settle)
 
 
 @history(kept_and_gone_on)
-def savepoint_is_deleted(world: World) -> None:
+def savepoint_is_deleted(cluster: CheckedCluster) -> None:
     """A savepoint is deleted while a collector runs, and another one is made of the newest checkpoint."""
-    driver, person, collector = taken_over(world), Process(world), Process(world)
-    world.actor("person", lambda: (person.forget_savepoint("kept"), person.save("other")))
-    world.actor("collector", collector.collect)
-    world.actor("driver", lambda: (driver.batch(), driver.settle()))
+    driver, person, collector = taken_over(cluster), Process(cluster), Process(cluster)
+    cluster.actor("person", lambda: (person.forget_savepoint("kept"), person.save("other")))
+    cluster.actor("collector", collector.collect)
+    cluster.actor("driver", lambda: (driver.batch(), driver.settle()))
 
 
-def kept_once(world: World) -> None:
-    """Begin with two checkpoints, the first of which is a savepoint."""
-    driver = first_checkpoints(world, 1)
+def kept_once(cluster: CheckedCluster) -> None:
+    """Start with two checkpoints, the first of which is a savepoint."""
+    driver = first_checkpoints(cluster, 1)
     driver.save("kept")
     driver.batch()
 
 
 @history(kept_once)
-def savepoint_is_deleted_again(world: World) -> None:
-    """A deletion is repeated while the first try is paused, and a savepoint of that name is made anew."""
-    one, other, collector = Process(world), Process(world), Process(world)
+def savepoint_is_deleted_again(cluster: CheckedCluster) -> None:
+    """A deletion is repeated while the first one is paused, and a savepoint of that name is made again."""
+    one, other, collector = Process(cluster), Process(cluster), Process(cluster)
 
     def repeat() -> None:
         with suppress(DstlError):
             other.forget_savepoint("kept")
         other.save("kept")
 
-    world.actor("one", lambda: one.forget_savepoint("kept"))
-    world.actor("other", repeat)
-    world.actor("collector", collector.collect)
+    cluster.actor("one", lambda: one.forget_savepoint("kept"))
+    cluster.actor("other", repeat)
+    cluster.actor("collector", collector.collect)
 
 
 @history(three_checkpoints)
-def two_savepoints_of_one_name(world: World) -> None:
-    """Three make a savepoint of one name, two of them of the same checkpoint, while a collector runs."""
-    collector = Process(world)
+def two_savepoints_of_one_name(cluster: CheckedCluster) -> None:
+    """Three processes make a savepoint of one name, two of them of the same checkpoint, while a collector runs."""
+    collector = Process(cluster)
     for name, checkpoint_id in ("one", 1), ("other", 2), ("third", 2):
-        process = Process(world)
-        world.actor(name, partial(process.save, "kept", checkpoint_id))
-    world.actor("collector", collector.collect)
+        process = Process(cluster)
+        cluster.actor(name, partial(process.save, "kept", checkpoint_id))
+    cluster.actor("collector", collector.collect)
 
 
 @history(kept_once)
-def pins_are_deleted(world: World) -> None:
-    """Somebody deletes all that is listed while two make a savepoint of one name, and one of them may die."""
-    one, other, person = Process(world), Process(world), Process(world)
+def pins_are_deleted(cluster: CheckedCluster) -> None:
+    """All listed savepoints are deleted while two processes make one of the same name, and one of them may die."""
+    one, other, person = Process(cluster), Process(cluster), Process(cluster)
 
     def clear() -> None:
         for name in person.jobs().savepoints.names():
             with suppress(DstlError):
-                world.unsaved(name.partition("@")[0])
+                cluster.unsaved(name.partition("@")[0])
                 person.jobs().savepoints.delete(name)
 
-    world.actor("one", lambda: one.save("kept", 0))
-    world.actor("other", lambda: other.save("new", 1))
-    world.actor("person", clear)
+    cluster.actor("one", lambda: one.save("kept", 0))
+    cluster.actor("other", lambda: other.save("new", 1))
+    cluster.actor("person", clear)
 
 
 # --- Compaction ------------------------------------------------------------------------------------------------------
 
 
 @history(three_checkpoints)
-def compaction_and_collection(world: World) -> None:
+def compaction_and_collection(cluster: CheckedCluster) -> None:
     """A compaction's result waits for its checkpoint while a collector runs and time passes."""
-    driver, collector = taken_over(world, compacts=True), Process(world)
-    world.actor("driver", lambda: (driver.batch(), driver.settle(), driver.batch(), driver.settle()))
-    world.actor("collector", lambda: (world.pass_time(HOUR_MS), collector.collect()))
+    driver, collector = taken_over(cluster, compacts=True), Process(cluster)
+    cluster.actor("driver", lambda: (driver.batch(), driver.settle(), driver.batch(), driver.settle()))
+    cluster.actor("collector", lambda: (cluster.pass_time(HOUR_MS), collector.collect()))
 
 
 # --- All together ----------------------------------------------------------------------------------------------------
 
 
 @history(three_checkpoints)
-def everything(world: World) -> None:
+def everything(cluster: CheckedCluster) -> None:
     """Two drivers, snapshots, compactions, two collectors with wrong clocks, a rewind, savepoints; hours pass."""
-    first, second = taken_over(world, compacts=True), Process(world)
-    ahead, behind = Process(world, HOUR_MS), Process(world, -HOUR_MS)
-    sidecar, operator, person = Process(world), Process(world), Process(world)
+    first, second = taken_over(cluster, compacts=True), Process(cluster)
+    ahead, behind = Process(cluster, HOUR_MS), Process(cluster, -HOUR_MS)
+    sidecar, operator, person = Process(cluster), Process(cluster), Process(cluster)
 
     def work(driver: Process, batches: int) -> None:
         for _ in range(batches):
-            driver.batch(*_reported(world))
+            driver.batch(*_reported(cluster))
             driver.settle()
 
     def take_snapshots() -> None:
         for step in range(6):
-            newest = world.oracle.newest
+            newest = cluster.oracle.newest
             assert newest is not None
-            world.scheduler.observe(newest.uid)
+            cluster.scheduler.observe(newest.uid)
             if step % 2:
-                _upload(world, sidecar, newest.ref)
+                _upload(cluster, sidecar, newest.ref)
                 continue
             with suppress(DstlError):
-                world.post(sidecar.announce(newest.ref))
+                cluster.post(sidecar.announce(newest.ref))
 
     def collect(collector: Process) -> None:
         for _ in range(3):
             collector.collect()
 
-    world.actor("first", lambda: work(first, 6))
-    world.actor("sidecar", take_snapshots)
-    world.actor("time", lambda: world.pass_time(*[20 * MINUTE_MS] * 9))
-    world.actor("ahead", lambda: collect(ahead))
-    world.actor("behind", lambda: collect(behind))
-    world.actor("person", lambda: (person.save("kept"), person.save("other"), person.forget_savepoint("kept")))
-    world.actor("operator", lambda: operator.rewind(checkpoint_id=2))
-    world.actor("second", lambda: (second.open(), work(second, 5)))
+    cluster.actor("first", lambda: work(first, 6))
+    cluster.actor("sidecar", take_snapshots)
+    cluster.actor("time", lambda: cluster.pass_time(*[20 * MINUTE_MS] * 9))
+    cluster.actor("ahead", lambda: collect(ahead))
+    cluster.actor("behind", lambda: collect(behind))
+    cluster.actor("person", lambda: (person.save("kept"), person.save("other"), person.forget_savepoint("kept")))
+    cluster.actor("operator", lambda: operator.rewind(checkpoint_id=2))
+    cluster.actor("second", lambda: (second.open(), work(second, 5)))

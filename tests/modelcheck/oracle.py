@@ -1,16 +1,16 @@
 """
-What must hold, whoever was paused or killed where: kept beside the store, and told of every put and delete.
+The invariants, whichever process was paused or killed; kept beside the store, and informed of every put and delete.
 
 1. The retained checkpoints and all savepoints are whole: their chain leads back to a complete manifest, and every
-   object that they name is there; in the end they are also restored and compared.
-2. What was reported as completed is in the past of the newest checkpoint, or in that of one from which the job was set
-   back.
-   Both hold of a job until somebody has begun to delete it for good, and of the next one of its name from then on.
-   Until the end of the deleted one is on record, no checkpoint of it is completed that is not whole.
+   object that they name exists; in the end they are also restored and compared.
+2. A checkpoint that was reported as completed is an ancestor of the newest checkpoint, or of one from which the job was
+   rewound.
+   Both hold for a job until its deletion has begun, and for the next job of its name from then on. Until the end of the
+   deleted job is on record, it completes no checkpoint that is not whole.
 3. A driver can take the job over and complete the next checkpoint.
 4. Garbage is collected in the end.
-5. A savepoint that was reported is taken off the register only if somebody was asked to delete it, and no object of a
-   savepoint is deleted while it is on the register, or comes there without being stored.
+5. A savepoint that was reported is taken off the register only after a request to delete it, and no object of a
+   savepoint is deleted while it is on the register, or is put on the register without being stored.
 
 The oracle reads manifests and indexes as they are put, and takes no turns.
 """
@@ -39,8 +39,8 @@ class Oracle:
     Knows what was stored and what was reported.
 
     Args:
-        store: Whose puts and deletes it is told.
-        retained: How many checkpoints are kept.
+        store: The observed store.
+        retained: Number of retained checkpoints.
     """
 
     def __init__(self, store: MemoryStore, retained: int) -> None:
@@ -58,7 +58,7 @@ class Oracle:
         self._registered: dict[str, Registered] = {}
 
     def copy(self, store: MemoryStore) -> Oracle:
-        """Return one that knows the same, of another store."""
+        """Return a copy for another store."""
         other = Oracle(store, self._retained)
         for name, value in vars(self).items():
             if isinstance(value, dict | list):
@@ -66,15 +66,15 @@ class Oracle:
         return other
 
     def expect(self, set_id: ChangeSetId, table: Table) -> None:
-        """Learn what a checkpoint with this change set consists of."""
+        """Learn the content of a checkpoint with this change set."""
         self._contents[set_id] = table
 
     def contents(self, manifest: Manifest | None) -> Table:
-        """Return what a checkpoint consists of; one that the job was set back to has the sets of its original."""
+        """Return the content of a checkpoint; one made by a rewind has the sets of its original."""
         return self._contents[manifest.segments[0].entry.id] if manifest else {}
 
     def manifest(self, ref: CheckpointRef | None) -> Manifest | None:
-        """Return a checkpoint's manifest, whether or not it is still there."""
+        """Return a checkpoint's manifest, even if it was deleted."""
         return self._known[ref.uid] if ref else None
 
     def put(self, key: str, data: bytes) -> None:
@@ -112,7 +112,7 @@ class Oracle:
         self.check("behind the deletion of " + key)
 
     def save(self, name: str, ref: CheckpointRef) -> None:
-        """Learn that a savepoint was reported; somebody may have deleted it meanwhile."""
+        """Learn that a savepoint was reported, which may have been deleted meanwhile."""
         found = [item for one, item in self.saved.items() if name_of(one) == name and item.ref == ref]
         if found and self._is_published(name):
             self.savepoints[name] = found[0]
@@ -120,7 +120,7 @@ class Oracle:
             raise ViolationError(f"savepoint {name} was reported, and is not there")
 
     def check(self, when: str) -> None:
-        """Raise `ViolationError` unless what must be restorable at any time is."""
+        """Raise `ViolationError` unless everything is intact that must be restorable at any time."""
         for manifest in self.retained():
             self._check_whole(manifest, f"retained checkpoint {manifest.ref.to_text()} {when}")
         for name, manifest in self.savepoints.items():
@@ -128,7 +128,7 @@ class Oracle:
 
     @property
     def newest(self) -> Manifest | None:
-        """The checkpoint from which the job goes on: the newest, or the one to which it is being set back."""
+        """The checkpoint from which the job continues: the newest, or the target of a rewind in progress."""
         places = {
             place_of(key): item
             for key, item in self._there.items()
@@ -140,7 +140,7 @@ class Oracle:
         return newest if rewound is None or newest is None or rewound.epoch <= newest.epoch else rewound
 
     def retained(self) -> Iterator[Manifest]:
-        """Yield the checkpoints that must be restorable: of those since the job was set back, the newest."""
+        """Yield the checkpoints that must be restorable: the newest of those since the last rewind."""
         manifest, missing = self.newest, None
         for _ in range(self._retained):
             if missing is not None:
@@ -153,7 +153,7 @@ class Oracle:
             missing = base if manifest is None else None
 
     def check_reported(self) -> None:
-        """Raise `ViolationError` if a checkpoint that was reported is in nobody's past."""
+        """Raise `ViolationError` if a reported checkpoint is in no checkpoint's past."""
         past: set[str] = set()
         newest = self.newest
         waiting = [newest.ref] if newest else []
@@ -169,7 +169,7 @@ class Oracle:
                 )
 
     def named(self) -> set[str]:
-        """Return what all that is to be kept names."""
+        """Return the objects that all kept checkpoints name."""
         chain = [step for manifest in self.retained() for step in self._chain(manifest)]
         return {key for manifest in [*chain, *self.saved.values()] for key in self._keys(manifest)}
 
@@ -197,11 +197,11 @@ class Oracle:
             self._registered.clear()
 
     def _is_alive(self, manifest: Manifest) -> bool:
-        """Say whether nobody has begun to delete the job in whose life a manifest was written."""
+        """Return whether no deletion has begun of the job in whose life a manifest was written."""
         return life_of(manifest.epoch) >= len(self._doomed)
 
     def _has_ended(self, manifest: Manifest) -> bool:
-        """Say whether it is on record that the life in which a manifest was written has ended."""
+        """Return whether the end of the life in which a manifest was written is on record."""
         return f"@lives/job/{life_of(manifest.epoch):08d}" in self._store._objects
 
     def _check_whole(self, manifest: Manifest, what: str) -> None:
@@ -235,7 +235,7 @@ class Oracle:
 
 
 def life_in(key: str) -> int:
-    """Return the life in whose folder an object lies."""
+    """Return the life whose folder contains an object."""
     _, folder, number = key.split("/")[:3]
     return int(number) if folder == "lives" else 0
 

@@ -1,9 +1,9 @@
 """
 Actors that take turns at their calls to the store, and the store that makes them.
 
-An actor is blocking code of the project in a greenlet. It stops right before each call to the store until the scheduler
-lets it go on, so a schedule - which actor makes the next call - decides everything that happens. One thread, no time of
-its own: the same schedule gives the same run, to the last byte.
+An actor is blocking code of the project in a greenlet. It stops before each call to the store until the scheduler
+resumes it, so a schedule - which actor makes the next call - decides everything that happens. There is one thread and
+no real time: the same schedule gives the same run, to the last byte.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from storage.model import ObjectInfo
 from storage.object_store import ObjectData, joined
 
 UNSEEN = "probe/"
-"""Objects that a process writes for itself: nobody else looks at them, so nobody takes a turn there."""
+"""Objects that only their writer reads: calls to them take no turn."""
 
 
 class ViolationError(AssertionError):
@@ -34,12 +34,12 @@ class ViolationError(AssertionError):
 @dataclass(eq=False)
 class Actor:
     """
-    One of those who take turns.
+    One of the actors that take turns.
 
     Args:
         name: Its name, as schedules give it.
         process: Actors of one process share memory.
-        run: What it does.
+        run: Its code.
     """
 
     name: str
@@ -53,13 +53,13 @@ class Actor:
 
     @property
     def is_enabled(self) -> bool:
-        """Say whether it can go on."""
+        """Return whether it can continue."""
         return not self.is_dead and not self.greenlet.dead and (self.waits_for is None or self.waits_for())
 
 
 @dataclass(frozen=True, slots=True)
 class Choice:
-    """A departure from running each actor to its end: before this step, go on with this actor, or kill it."""
+    """A departure from running each actor to its end: before this step, continue with this actor, or kill it."""
 
     step: int
     actor: str
@@ -70,13 +70,13 @@ class Choice:
 
     @classmethod
     def parse(cls, text: str) -> Choice:
-        """Read what `str` gives."""
+        """Parse the form that `str` returns."""
         step, sign, actor = re.split("([:!])", text, maxsplit=1)
         return cls(int(step), actor, sign == "!")
 
 
 class Scheduler:
-    """Lets actors take turns; the store calls it back before each call."""
+    """Lets actors take turns; the store calls it before each operation."""
 
     def __init__(self) -> None:
         self.actors: list[Actor] = []
@@ -96,17 +96,17 @@ class Scheduler:
         return actor
 
     def yield_before(self, call: str) -> None:
-        """Stop the running actor right before a call; it goes on with its next turn."""
+        """Stop the running actor before a call; it continues with its next turn."""
         if self._is_over:
             raise GreenletExit
         actor = self.current
-        if actor is None:  # what is prepared before the actors begin, or checked behind them
+        if actor is None:  # preparation before the actors start, or checks after them
             return
         actor.call = call
         self._switch(actor)
 
     def wait_until(self, condition: Callable[[], bool], what: str) -> None:
-        """Stop the running actor until something has happened; for ever if it does not."""
+        """Stop the running actor until something has happened, possibly forever."""
         actor = self.current
         assert actor is not None
         actor.waits_for, actor.call = condition, what
@@ -114,33 +114,33 @@ class Scheduler:
         actor.waits_for = None
 
     def observe(self, *seen: Any) -> None:
-        """Note what the running actor has learned: it and its place in the code follow from all that it learned."""
+        """Record what the running actor has learned: its state and its place in the code follow from that."""
         if self.current is not None:
             process = self.current.process
             self.seen_by[process] = hash((self.seen_by[process], self.current.name, seen))
 
     def fail(self, violation: BaseException) -> None:
-        """End the run: an invariant does not hold."""
+        """End the run with a violated invariant."""
         self.violation = self.violation or violation
         if self.current is not None:
             self._switch(self.current)
 
     def step(self, actor: Actor) -> None:
-        """Let an actor make the call before which it stands, and go on until the next one."""
+        """Let an actor make its pending call, and continue until the next one."""
         self.trace.append(f"{len(self.trace):3} {actor.name}: {actor.call}")
         self.current = actor
         actor.greenlet.switch()
         self.current = None
 
     def kill(self, actor: Actor) -> None:
-        """Let an actor's process never go on."""
+        """Never resume an actor's process."""
         self.trace.append(f"{len(self.trace):3} {actor.name} dies before: {actor.call}")
         for other in self.actors:
             if other.process == actor.process:
                 other.is_dead = True
 
     def close(self) -> None:
-        """End all that did not come to its end."""
+        """End all actors that have not ended."""
         self._is_over = True
         for actor in self.actors:
             if actor.greenlet:
@@ -149,7 +149,7 @@ class Scheduler:
     def _live(self, actor: Actor) -> None:
         try:
             actor.run()
-        except DstlError as error:  # to be refused is no violation; what it leaves behind may be
+        except DstlError as error:  # a refusal is not a violation; its consequences may be
             actor.error = error
             self.trace.append(f"    {actor.name} ends: {error}")
         except GreenletExit:
@@ -164,12 +164,12 @@ class Scheduler:
             self._hub.switch()
         finally:
             asyncio._set_running_loop(loop)
-        if self.current is not actor:  # thrown away
+        if self.current is not actor:  # discarded
             raise GreenletExit
 
 
 class TurnsStore(MemoryStore):
-    """A store in memory whose every call is a turn of the running actor. Listings are of one moment, as one page is."""
+    """A store in memory whose every call is a turn of the running actor. A listing shows one moment, like one page."""
 
     def __init__(self, scheduler: Scheduler, clock: Clock) -> None:
         super().__init__("model", clock=clock)
@@ -179,11 +179,11 @@ class TurnsStore(MemoryStore):
         self.fingerprint = 0
 
     def objects(self) -> dict[str, tuple[bytes, int]]:
-        """Return all that is there: bytes and time of modification by key."""
+        """Return all objects: bytes and time of modification by key."""
         return dict(self._objects)
 
     def load(self, objects: Mapping[str, tuple[bytes, int]]) -> None:
-        """Hold these objects."""
+        """Replace the content by these objects."""
         for key, (data, modified_ms) in objects.items():
             self._objects[key] = data, modified_ms
             self.fingerprint ^= hash((key, data, modified_ms))
@@ -212,19 +212,19 @@ class TurnsStore(MemoryStore):
         return super().get(key)
 
     def get_range(self, key: str, offset: int, size: int) -> bytes:
-        """Get a part, in a turn."""
+        """Get a range, in a turn."""
         self._turn("get", key)
         self._scheduler.observe("get", key, self._objects.get(key))
         return super().get_range(key, offset, size)
 
     def head(self, key: str) -> ObjectInfo:
-        """Look, in a turn."""
+        """Describe an object, in a turn."""
         self._turn("head", key)
         self._scheduler.observe("head", key, self._objects.get(key))
         return super().head(key)
 
     def list(self, prefix: str, *, start_after: str = "") -> Iterator[ObjectInfo]:
-        """List what is there at this turn."""
+        """List the objects that exist at this turn."""
         self._turn("list", prefix)
         found = [*super().list(prefix, start_after=start_after)]
         self._scheduler.observe("list", prefix, *found)
@@ -247,12 +247,12 @@ class TurnsStore(MemoryStore):
 
 
 class WaitingClock(Protocol):
-    """A process's clock, and how long the process has waited for timers."""
+    """A process's clock, and the time for which the process has waited for timers."""
 
     waited_ms: int
 
     def monotonic_ms(self) -> int:
-        """Return the time, what was waited included."""
+        """Return the time, waiting included."""
         ...
 
 

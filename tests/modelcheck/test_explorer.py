@@ -1,4 +1,4 @@
-"""The explorer itself: it finds what is wrong, with as few preemptions as it takes, and says how to see it again."""
+"""The explorer itself: it finds defects with the fewest preemptions, and prints how to reproduce them."""
 
 from __future__ import annotations
 
@@ -7,35 +7,35 @@ from collections.abc import Callable
 import pytest
 
 from storage.errors import NotFoundError
+from tests.modelcheck.cluster import CheckedCluster
 from tests.modelcheck.code_under_check import JOB, finish, first_checkpoints, made_small
 from tests.modelcheck.explorer import Run, explore, explore_at_random, replay
 from tests.modelcheck.scheduler import Choice, ViolationError
-from tests.modelcheck.world import World
 
 
 def increments(count: int) -> Callable[[], Run]:
-    """Return a history in which several actors read a number, and write it back one higher."""
+    """Return a history in which several actors read a number, and write it back increased by one."""
 
     def make() -> Run:
-        world = World()
-        world.store.put("a/number", b"0")
+        cluster = CheckedCluster()
+        cluster.store.put("a/number", b"0")
 
         def increment() -> None:
-            world.store.put("a/number", str(int(world.store.get("a/number")) + 1).encode())
+            cluster.store.put("a/number", str(int(cluster.store.get("a/number")) + 1).encode())
 
         def check() -> None:
-            if world.store.get("a/number") != str(count).encode():
+            if cluster.store.get("a/number") != str(count).encode():
                 raise ViolationError("an increment is lost")
 
         for number in range(count):
-            world.actor(f"actor-{number}", increment)
-        return Run(world.scheduler, world.state, check)
+            cluster.actor(f"actor-{number}", increment)
+        return Run(cluster.scheduler, cluster.state, check)
 
     return make
 
 
 def test_lost_update_needs_one_preemption() -> None:
-    """Nothing is found without preemptions, and all schedules are run; with one the update is lost."""
+    """Without preemptions all schedules run and none fails; with one preemption an update is lost."""
     without = explore(increments(2), preemptions=0)
     found = explore(increments(2), preemptions=1)
 
@@ -46,7 +46,7 @@ def test_lost_update_needs_one_preemption() -> None:
 
 
 def test_failure_is_replayed() -> None:
-    """The schedule of a failure fails again with the same steps, and the one without choices does not."""
+    """The schedule of a failure fails again with the same steps, and the schedule without choices does not."""
     failure = explore(increments(3), preemptions=1).failure
     assert failure is not None
 
@@ -59,7 +59,7 @@ def test_failure_is_replayed() -> None:
 
 
 def test_random_schedules_find_it_too() -> None:
-    """What was drawn at random is printed in the same form."""
+    """A schedule that was drawn at random is printed in the same form."""
     failure = explore_at_random(increments(2), schedules=1000, seed=5).failure
 
     assert failure is not None
@@ -76,7 +76,7 @@ def test_seed_decides() -> None:
 
 
 def test_kill_leaves_the_rest_undone() -> None:
-    """An actor that dies makes no further call, and the others go on."""
+    """An actor that dies makes no further call, and the others continue."""
     failure = replay(increments(2), "2!actor-0")
 
     assert failure is not None
@@ -91,76 +91,76 @@ def test_kill_leaves_the_rest_undone() -> None:
 
 @pytest.mark.parametrize("text", ["13:table", "7!driver"])
 def test_choice_is_read_as_it_is_written(text: str) -> None:
-    """What a failure prints can be given back."""
+    """The printed form of a schedule can be parsed."""
     assert str(Choice.parse(text)) == text
 
 
-def broken(world: World, harm: Callable[[World], None]) -> None:
-    """Do harm to a job with three checkpoints, and look."""
+def broken(cluster: CheckedCluster, harm: Callable[[CheckedCluster], None]) -> None:
+    """Damage a job with three checkpoints, and check it."""
     with made_small():
-        first_checkpoints(world, 3)
-        harm(world)
-        finish(world)
+        first_checkpoints(cluster, 3)
+        harm(cluster)
+        finish(cluster)
 
 
-def newest_object(world: World) -> str:
+def newest_object(cluster: CheckedCluster) -> str:
     """Return the key of the newest segment object."""
-    return max(info.key for info in world.store.list(f"{JOB}/segments/"))
+    return max(info.key for info in cluster.store.list(f"{JOB}/segments/"))
 
 
 def test_sound_job_passes() -> None:
-    """A job to which nothing happens breaks no invariant."""
-    broken(World(), lambda world: None)
+    """An unchanged job breaks no invariant."""
+    broken(CheckedCluster(), lambda cluster: None)
 
 
 def test_missing_object_is_noticed() -> None:
     """An object of a retained checkpoint that is deleted is a violation at once."""
     with pytest.raises(ViolationError, match="is gone"):
-        broken(World(), lambda world: world.store.delete([newest_object(world)]))
+        broken(CheckedCluster(), lambda cluster: cluster.store.delete([newest_object(cluster)]))
 
 
 def test_lost_checkpoint_is_noticed() -> None:
-    """A checkpoint that was reported and has vanished with its manifest is a violation."""
+    """A reported checkpoint that vanishes with its manifest is a violation."""
 
-    def harm(world: World) -> None:
-        newest = world.oracle.newest
+    def harm(cluster: CheckedCluster) -> None:
+        newest = cluster.oracle.newest
         assert newest is not None
-        world.store.delete([f"{JOB}/checkpoints/{newest.id:020d}.{newest.generation:06d}.json"])
+        cluster.store.delete([f"{JOB}/checkpoints/{newest.id:020d}.{newest.generation:06d}.json"])
 
     with pytest.raises(ViolationError, match="nobody's past"):
-        broken(World(), harm)
+        broken(CheckedCluster(), harm)
 
 
 def test_other_content_is_noticed() -> None:
-    """A checkpoint that does not hold what its driver wrote is a violation."""
+    """A checkpoint without the content that its driver wrote is a violation."""
 
-    def harm(world: World) -> None:
-        newest = world.oracle.newest
+    def harm(cluster: CheckedCluster) -> None:
+        newest = cluster.oracle.newest
         assert newest is not None
-        world.oracle.expect(newest.segments[0].entry.id, {b"another": b"table"})
+        cluster.oracle.expect(newest.segments[0].entry.id, {b"another": b"table"})
 
     with pytest.raises(ViolationError, match="other content"):
-        broken(World(), harm)
+        broken(CheckedCluster(), harm)
 
 
 def test_garbage_that_stays_is_noticed() -> None:
-    """A segment object that nobody names and that no collection deletes is a violation."""
+    """A segment object without a reference that no collection deletes is a violation."""
 
-    def harm(world: World) -> None:
-        world.store.on_delete = lambda key: world.store.put(key, b"it is there again")
-        world.store.put(f"{JOB}/segments/host/garbage.seg", b"garbage")
+    def harm(cluster: CheckedCluster) -> None:
+        cluster.store.on_delete = lambda key: cluster.store.put(key, b"it is there again")
+        cluster.store.put(f"{JOB}/segments/host/garbage.seg", b"garbage")
 
     with pytest.raises(ViolationError, match="garbage stays"):
-        broken(World(), harm)
+        broken(CheckedCluster(), harm)
 
 
 def test_refused_actor_is_no_violation() -> None:
-    """An actor that is refused ends, and the history goes on."""
-    world = World()
-    world.actor("refused", lambda: world.store.get("a/missing"))
-    world.actor("other", lambda: world.store.put("a/put", b""))
+    """An actor whose request is refused ends, and the history continues."""
+    cluster = CheckedCluster()
+    cluster.actor("refused", lambda: cluster.store.get("a/missing"))
+    cluster.actor("other", lambda: cluster.store.put("a/put", b""))
 
-    assert replay(lambda: Run(world.scheduler, world.state, lambda: None), "") is None
+    assert replay(lambda: Run(cluster.scheduler, cluster.state, lambda: None), "") is None
 
-    assert isinstance(world.scheduler.actors[0].error, NotFoundError)
-    assert world.store.objects()["a/put"][0] == b""
+    assert isinstance(cluster.scheduler.actors[0].error, NotFoundError)
+    assert cluster.store.objects()["a/put"][0] == b""

@@ -1,14 +1,14 @@
 """
-A model check of the real code: who writes, names and deletes, under every order that a few pauses can make.
+A model check of the real code: writing, naming and deleting, in every order that a few pauses can produce.
 
-Everything that is named by a retained checkpoint or a savepoint stays, whoever is paused for any time or dies before
-any call to the store, and whosever clock is wrong; a driver can always go on; nothing that was reported is lost. What
-is checked is in `oracle`, what is played in `histories`, and how the code is called in `code_under_check`.
+Everything that a retained checkpoint or a savepoint names stays, whichever process is paused or dies before any call to
+the store, and whichever clock is wrong; a driver can always continue; nothing that was reported is lost. The
+invariants are in `oracle`, the histories in `histories`, and the calls of the code in `code_under_check`.
 
 ``DSTL_MODELCHECK_SCHEDULES=N`` sets how many schedules of each history are run (a third of that of the long one),
 ``DSTL_MODELCHECK_SEED=N`` which of them. A failure prints what every actor did and the schedule.
-``DSTL_MODELCHECK_SCHEDULE='13:table 20!driver'`` plays that one alone, in the history that ``-k`` chooses: at step 13
-the table goes on, at step 20 the driver dies.
+``DSTL_MODELCHECK_SCHEDULE='13:table 20!driver'`` runs that one alone, in the history that ``-k`` chooses: at step 13
+the table continues, at step 20 the driver dies.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from tests.modelcheck.histories import HISTORIES
 
 pytestmark = [
     pytest.mark.timeout(900),
-    # A process that dies leaves calls behind that are never carried out.
+    # A process that dies leaves calls that are never executed.
     pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning"),
     pytest.mark.filterwarnings("ignore:coroutine .* was never awaited:RuntimeWarning"),
 ]
@@ -39,13 +39,13 @@ KILLS = 1
 
 @pytest.fixture(autouse=True, scope="module")
 def small() -> Iterator[None]:
-    """Make the code fit for many short runs."""
+    """Adapt the code to many short runs."""
     with made_small():
         yield
 
 
 def report(name: str, failure: Failure | None) -> None:
-    """Fail with all that is needed to play a schedule again."""
+    """Fail with everything that is needed to run a schedule again."""
     if failure is not None:
         how = f"DSTL_MODELCHECK_SCHEDULE={failure.schedule!r} pytest tests/modelcheck -k {name}"
         pytest.fail(f"{failure}\nrepeat with {how}", pytrace=False)
@@ -53,7 +53,7 @@ def report(name: str, failure: Failure | None) -> None:
 
 @pytest.mark.parametrize("name", [name for name in HISTORIES if name != "everything"])
 def test_history_keeps_what_is_needed(name: str) -> None:
-    """Three pauses, one of them for ever: what is kept can be restored, and a driver goes on (I3, I4, I11, I12)."""
+    """With three pauses, one of them forever, kept state can be restored, and a driver continues (I3, I4, I11, I12)."""
     make = HISTORIES[name].maker()
     if SCHEDULE is not None:
         report(name, replay(make, SCHEDULE))

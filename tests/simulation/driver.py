@@ -1,4 +1,4 @@
-"""One of several drivers of a simulated job: executes batches until another one fences it, and begins again."""
+"""One of several drivers of a simulated job: executes batches until another one fences it, and starts again."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from storage.errors import ConflictError, DstlError, FencedError, LostChangesErr
 from storage.key_groups import KeyGroupRange, key_group_range
 from storage.model import ChangeSetId, Segment, SegmentHandle, Writer
 from storage.segment_reader import read_segments
-from tests.simulation.world import HOSTS, State, Table, World
+from tests.simulation.cluster import HOSTS, SimulatedCluster, State, Table
 
 JOB = "job"
 OPERATORS = ("counts", "joins")
@@ -25,12 +25,12 @@ Change = dict[bytes, bytes | None]
 T = TypeVar("T")
 
 
-class Driver:
+class CompetingDriver:
     """A driver whose coordinator is the service on `host`."""
 
-    def __init__(self, world: World, host: int) -> None:
-        self._world = world
-        self._chance = world.chance
+    def __init__(self, cluster: SimulatedCluster, host: int) -> None:
+        self._cluster = cluster
+        self._chance = cluster.chance
         self._host = host
         self._epoch = 0
         self._base: CheckpointRef | None = None
@@ -38,7 +38,7 @@ class Driver:
         self.checkpoints = 0
 
     async def run(self, batches: int) -> None:
-        """Complete some checkpoints, however often another driver comes in between."""
+        """Complete some checkpoints, however often another driver takes over meanwhile."""
         goal = self.checkpoints + batches
         while self.checkpoints < goal:
             try:
@@ -51,13 +51,13 @@ class Driver:
                 await asyncio.sleep(self._chance.uniform(1, 20))
 
     async def take_over(self) -> None:
-        """Begin a new epoch; what anybody was told to exist must be in its past (I3, I4)."""
+        """Begin a new epoch; every checkpoint that was reported must be in its past (I3, I4)."""
         opened = await self._ask(lambda parts: parts.opener.open(JOB, OpenJob("driver", MAX_PARALLELISM)))
         assert opened.epoch > self._epoch, "an epoch was given twice"
         self._epoch = opened.epoch
         self._base = opened.latest.ref if opened.latest else None
-        past = self._world.ancestors(self._base.uid if self._base else None)
-        assert {ref.uid for ref in self._world.reported} <= past, "a checkpoint that was reported is not in the past"
+        past = self._cluster.ancestors(self._base.uid if self._base else None)
+        assert {ref.uid for ref in self._cluster.reported} <= past, "a checkpoint that was reported is not in the past"
 
     async def execute(self) -> None:
         """Execute one batch, again if its sets were lost."""
@@ -111,7 +111,7 @@ class Driver:
             await parts.intake.admit(segment.id)
             return parts.intake.append(segment, preemptive=preemptive)
 
-        return await self._world.ask(host, append)
+        return await self._cluster.ask(host, append)
 
     def _changes(self, checkpoint_id: int, key_groups: KeyGroupRange) -> Change:
         """Return changes that no other set has: a key of its own, keys of all, and a deletion."""
@@ -124,7 +124,7 @@ class Driver:
         return made
 
     async def _make_durable(self, refs: list[ChangeSetRef]) -> list[ChangeSetRef]:
-        """Sometimes get handles, which must be readable at once (I5); and let the user's function take its time."""
+        """Sometimes get handles, which must be readable at once (I5); and simulate a slow user function."""
         if self._chance.random() < 0.5:
             await self._ask(lambda parts: parts.persister.persist_claimed(JOB, refs, wait=False))
         if self._chance.random() < 0.4:
@@ -136,28 +136,28 @@ class Driver:
         return refs
 
     def _check_readable(self, handles: list[SegmentHandle]) -> None:
-        healthy, self._world.store.healthy = self._world.store.healthy, True
-        assert len(list(read_segments(self._world.store, handles))) == len(handles)
-        self._world.store.healthy = healthy
+        healthy, self._cluster.store.healthy = self._cluster.store.healthy, True
+        assert len(list(read_segments(self._cluster.store, handles))) == len(handles)
+        self._cluster.store.healthy = healthy
 
     async def _complete(
         self, checkpoint_id: int, refs: list[ChangeSetRef], parallelism: dict[str, int], changes: dict[str, Change]
     ) -> None:
-        world, base = self._world, self._base
+        cluster, base = self._cluster, self._base
         uid = f"{self._chance.getrandbits(64):016x}"
-        before = world.contents[base.uid] if base else {operator: {} for operator in OPERATORS}
-        world.contents[uid] = {operator: applied(before[operator], changes[operator]) for operator in OPERATORS}
-        world.parents[uid] = base.uid if base else None
+        before = cluster.contents[base.uid] if base else {operator: {} for operator in OPERATORS}
+        cluster.contents[uid] = {operator: applied(before[operator], changes[operator]) for operator in OPERATORS}
+        cluster.parents[uid] = base.uid if base else None
         operators = [OperatorInfo(operator, parallelism[operator], "{}", {}) for operator in OPERATORS]
         request = CompleteRequest(self._epoch, uid, base, refs, operators)
         answer = await self._ask(lambda parts: parts.checkpointer.complete(JOB, checkpoint_id, request))
         assert (answer.ref.id, answer.ref.uid) == (checkpoint_id, uid)
         self._base = answer.ref
-        world.reported.append(answer.ref)
+        cluster.reported.append(answer.ref)
         self.checkpoints += 1
 
     async def _check_restore(self) -> None:
-        """Restore what was just completed; only an owner that another one has followed may be refused."""
+        """Restore the checkpoint that was just completed; only a superseded owner may be refused."""
         base = self._base
         assert base is not None
         for operator in OPERATORS:
@@ -171,13 +171,13 @@ class Driver:
             try:
                 table = await self._ask(restore)
             except DstlError:
-                newest = self._world.reported[-1]
+                newest = self._cluster.reported[-1]
                 assert newest.id > base.id + 1, f"{base} cannot be restored"
             else:
-                assert table == self._world.contents[base.uid][operator], f"{base} was restored with other content"
+                assert table == self._cluster.contents[base.uid][operator], f"{base} was restored with other content"
 
     async def _ask(self, request: Callable[[Parts], Awaitable[T]]) -> T:
-        return await self._world.ask(self._host, request)
+        return await self._cluster.ask(self._host, request)
 
 
 def applied(table: Table, changes: Change) -> Table:
@@ -187,7 +187,7 @@ def applied(table: Table, changes: Change) -> Table:
 
 
 def table_of(found: Sequence[tuple[SegmentHandle, BytesLike]]) -> Table:
-    """Return the table that these segments make, each applied once."""
+    """Return the table that results from these segments, each applied once."""
     places = [(handle.object_key, handle.entry.offset_bytes) for handle, _ in found]
     assert len(set(places)) == len(places), "a segment came twice"
     table: Table = {}

@@ -2,13 +2,13 @@
 Services, drivers and a failing store in one thread and virtual time; a seed decides everything.
 
 Steps: two drivers on two hosts compete for one job. Their tasks send change sets to both hosts, twice at times; batches
-are aborted, repeated, and wait for a user's function longer than garbage is allowed to live. Processes die at any
-moment, also between two calls to the store, and calls of dead processes arrive late. Behind the checkpoints run
-compaction, retention and garbage collection. In the end everything that is stored is compared with the model.
+are aborted, repeated, and wait for a user's function longer than the minimum age of garbage. Processes die at any
+moment, also between two calls to the store, and calls of dead processes arrive late. Compaction, retention and garbage
+collection run after the checkpoints. In the end all stored checkpoints are compared with the model.
 
-A failure means that a checkpoint which was reported is gone, replaced, damaged or has another content, that a durable
-set counts as lost, or that garbage stays. ``DSTL_SIMULATION_SEED=N`` repeats one run, ``DSTL_SIMULATION_RUNS=N`` sets
-how many there are.
+A failure means that a reported checkpoint is gone, replaced, damaged or has other content, that a durable set counts
+as lost, or that garbage stays. ``DSTL_SIMULATION_SEED=N`` repeats one run, ``DSTL_SIMULATION_RUNS=N`` sets
+the number of runs.
 """
 
 from __future__ import annotations
@@ -27,8 +27,8 @@ from dstl_service.restore.plan import plan_restore, read_plan
 from dstl_service.restore.segment_cache import SegmentCache
 from storage.leftovers import remove_leftovers
 from storage.testing import FakeIds
-from tests.simulation.driver import EVERYTHING, JOB, OPERATORS, Driver, table_of
-from tests.simulation.world import CHECKPOINTS_RETAINED, World
+from tests.simulation.cluster import CHECKPOINTS_RETAINED, SimulatedCluster
+from tests.simulation.driver import EVERYTHING, JOB, OPERATORS, CompetingDriver, table_of
 
 pytestmark = pytest.mark.timeout(600)
 
@@ -39,68 +39,68 @@ CRASHES_MAX = 40
 VIRTUAL_HOURS_MAX = 24
 
 
-async def compete(world: World) -> None:
-    """Let two drivers work under faults, then one without, and stop the services."""
-    drivers = [Driver(world, host) for host in range(2)]
-    world.store.healthy = False
-    crashes = asyncio.ensure_future(world.crash_now_and_then(world.chance.choice((0.3, 3, 30)), CRASHES_MAX))
+async def compete(cluster: SimulatedCluster) -> None:
+    """Run two drivers under faults, then one without, and stop the services."""
+    drivers = [CompetingDriver(cluster, host) for host in range(2)]
+    cluster.store.healthy = False
+    crashes = asyncio.ensure_future(cluster.crash_now_and_then(cluster.chance.choice((0.3, 3, 30)), CRASHES_MAX))
     working = asyncio.gather(*(driver.run(BATCHES) for driver in drivers))
     try:
         await asyncio.wait_for(working, VIRTUAL_HOURS_MAX * 3600)
     finally:
         crashes.cancel()
-    world.store.healthy = True
-    await asyncio.sleep(300)  # calls of dead processes are still on their way
+    cluster.store.healthy = True
+    await asyncio.sleep(300)  # calls of dead processes are still pending
     await drivers[0].run(2)
-    await asyncio.gather(*(process.start(process.parts.close()) for process in world.hosts))
+    await asyncio.gather(*(process.start(process.parts.close()) for process in cluster.hosts))
 
 
-def compare(world: World, newest_only: int | None = None) -> set[str]:
+def compare(cluster: SimulatedCluster, newest_only: int | None = None) -> set[str]:
     """
-    Compare stored checkpoints with the model (I3); return the names of the objects that belong to them.
+    Compare stored checkpoints with the model (I3); return the names of their objects.
 
     Args:
-        world: What happened.
-        newest_only: How many to look at: before garbage is collected, subsumed ones may be there in part.
+        cluster: The simulated cluster after the run.
+        newest_only: Number of checkpoints to check: before garbage is collected, subsumed ones may be partly deleted.
     """
-    jobs = JobStore(world.store, JOB, world.clock, FakeIds(0xFFFE))
+    jobs = JobStore(cluster.store, JOB, cluster.clock, FakeIds(0xFFFE))
     jobs.open(None)
     newest = jobs.newest()
     assert newest is not None
-    assert {ref.uid for ref in world.reported} <= world.ancestors(newest.uid), "a reported checkpoint was replaced"
-    assert newest.ref == world.reported[-1]
+    assert {ref.uid for ref in cluster.reported} <= cluster.ancestors(newest.uid), "a reported checkpoint was replaced"
+    assert newest.ref == cluster.reported[-1]
     named: set[str] = set()
     for manifest in list(jobs.completed())[-newest_only if newest_only else 0 :]:
         named |= object_keys(manifest)
         for operator in OPERATORS:
             plan = plan_restore(jobs, operator, EVERYTHING, None, manifest.ref)
-            found = list(read_plan(plan, world.store, SegmentCache(0)))
-            assert table_of(found) == world.contents[manifest.uid][operator], f"{manifest.ref} has other content"
+            found = list(read_plan(plan, cluster.store, SegmentCache(0)))
+            assert table_of(found) == cluster.contents[manifest.uid][operator], f"{manifest.ref} has other content"
     return named
 
 
-def simulate(seed: int) -> World:
+def simulate(seed: int) -> SimulatedCluster:
     """Run one seed."""
-    world = World(seed)
-    world.run(compete(world))
-    compare(world, CHECKPOINTS_RETAINED)
-    jobs = JobStore(world.store, JOB, world.clock, FakeIds(0xFFFD))
+    cluster = SimulatedCluster(seed)
+    cluster.run(compete(cluster))
+    compare(cluster, CHECKPOINTS_RETAINED)
+    jobs = JobStore(cluster.store, JOB, cluster.clock, FakeIds(0xFFFD))
     jobs.open(None)
     for _ in range(2):
-        collect_garbage(world.store, jobs, JOB, world.clock, age_min_ms=0)
-        jobs.claim("next")  # until then an object that cannot be read is spared
-    named, newest = compare(world), jobs.newest()
+        collect_garbage(cluster.store, jobs, JOB, cluster.clock, age_min_ms=0)
+        jobs.claim("next")  # until then an unreadable object is spared
+    named, newest = compare(cluster), jobs.newest()
     assert newest is not None
-    unnamed = {info.key for info in world.store.list(f"{JOB}/segments/")} - named
+    unnamed = {info.key for info in cluster.store.list(f"{JOB}/segments/")} - named
     assert {uid_in_key(key) for key in unnamed} <= newest.under_way.uids, "garbage stayed"
-    remove_leftovers(world.store, world.clock, 0)
-    assert [info.key for info in world.store.list("probe/")] == []
-    return world
+    remove_leftovers(cluster.store, cluster.clock, 0)
+    assert [info.key for info in cluster.store.list("probe/")] == []
+    return cluster
 
 
 @pytest.mark.parametrize("shard", range(SHARDS))
 def test_history_is_kept_under_faults(shard: int) -> None:
-    """Whatever fails and whoever dies: each durable set is restored once, no lost one is named (I1-I5, I7, I8, I12)."""
+    """Whatever fails or dies, each durable set is restored once, and no lost one is named (I1-I5, I7, I8, I12)."""
     first = os.environ.get("DSTL_SIMULATION_SEED")
     seeds = [int(first)] if first else [random.randrange(1 << 32) for _ in range(RUNS // SHARDS)]
     crashes = 0

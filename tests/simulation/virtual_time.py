@@ -1,5 +1,5 @@
 """
-An event loop whose time passes only when nothing is left to do, and whose calls into threads are steps of a script.
+An event loop whose time advances only when nothing is left to do, and whose calls into threads are steps of a script.
 
 Everything runs in one thread and in an order that the seed decides, so a run can be repeated exactly.
 """
@@ -19,7 +19,7 @@ class VirtualLoop(asyncio.SelectorEventLoop):
     """
     A loop with a time of its own.
 
-    `call` takes the place of executors: it gets what was to run in a thread, and the future of its result.
+    `call` replaces the executors: it gets the function that would run in a thread, and the future of its result.
     """
 
     def __init__(self, call: Callable[[Callable[[], Any], asyncio.Future[Any]], None]) -> None:
@@ -32,20 +32,20 @@ class VirtualLoop(asyncio.SelectorEventLoop):
         return self._now_s
 
     def pass_time(self, seconds: float | None) -> None:
-        """Let time pass until the next timer."""
+        """Advance the time to the next timer."""
         if seconds is None:
             raise RuntimeError("everybody waits for somebody else")
         self._now_s += seconds
 
     def run_in_executor(self, executor: Any, func: Callable[..., Any], *args: Any) -> asyncio.Future[Any]:
-        """Hand the call over."""
+        """Pass the call on."""
         future = self.create_future()
         self._call(partial(func, *args), future)
         return future
 
 
 class LoopClock(Clock):
-    """The loop's time, in the form that services take."""
+    """The loop's time, in the form that services expect."""
 
     def __init__(self) -> None:
         self.loop: asyncio.AbstractEventLoop | None = None
@@ -55,7 +55,7 @@ class LoopClock(Clock):
         return int(self.loop.time() * 1000) if self.loop is not None else 0
 
     def now_ms(self) -> int:
-        """Return a wall time that runs with the loop's."""
+        """Return a wall time that advances with the loop's."""
         return 1_700_000_000_000 + self.monotonic_ms()
 
 

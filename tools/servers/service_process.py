@@ -49,16 +49,12 @@ class ServiceProcess(SocketService):
 
     def start(self) -> None:
         """Start it and wait until it answers; `ServerError` with the end of its log if it does not."""
-        command = [sys.executable, "-m", "dstl_service", "serve", "--storage", self._storage]
-        with self.log_path.open("ab") as log:
-            process = self._process = subprocess.Popen(
-                [*command, "--socket", str(self.socket_path), *self._arguments],
-                env={**os.environ, **self._environment},
-                stdin=subprocess.DEVNULL,
-                stdout=log,
-                stderr=log,
-            )
-        self._wait_until_ready(lambda: process.poll() is None)
+        self._start({})
+
+    def restart(self, **environment: str) -> None:
+        """Kill it and start it again at the same address; `environment` is added for the new process only."""
+        self.stop(signal.SIGKILL)
+        self._start(environment)
 
     def stop(self, stop_signal: signal.Signals = signal.SIGTERM) -> None:
         """Stop it by its process id; SIGKILL simulates a crash."""
@@ -77,3 +73,15 @@ class ServiceProcess(SocketService):
             raise ServerError(f"the service did not end within {timeout_s} s") from None
         self._process = None
         return code
+
+    def _start(self, more: Mapping[str, str]) -> None:
+        command = [sys.executable, "-m", "dstl_service", "serve", "--storage", self._storage]
+        with self.log_path.open("ab") as log:
+            process = self._process = subprocess.Popen(
+                [*command, "--socket", str(self.socket_path), *self._arguments],
+                env={**os.environ, **self._environment, **more},
+                stdin=subprocess.DEVNULL,
+                stdout=log,
+                stderr=log,
+            )
+        self._wait_until_ready(lambda: process.poll() is None)

@@ -11,13 +11,13 @@ import os
 import secrets
 import shlex
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from contextlib import ExitStack
 from pathlib import Path
 from typing import Self
 
 from backend_client.service.client import ServiceClient
-from tools.servers.programs import ServerProcess
+from tools.servers.advertised_service import AdvertisedService
 from tools.servers.s3_server import S3Server
 from tools.servers.service_process import ServiceProcess
 from tools.servers.spark_cluster import SparkCluster
@@ -27,22 +27,14 @@ _BUCKET = "state"
 _READY_PATIENCE_S = 60.0
 
 
-class Coordinator(ServerProcess):
-    """``dstl serve`` on TCP, with an advertised address and a token."""
+class Coordinator(AdvertisedService):
+    """A service with a token."""
 
     def __init__(self, folder: Path, storage: str, environment: Mapping[str, str]) -> None:
-        super().__init__("coordinator", folder / "coordinator.log")
-        self._storage = storage
-        self._environment = environment
         self.token = secrets.token_urlsafe(24)
-        self._token_file = folder / "token"
-        _write_secret(self._token_file, self.token)
-
-    def command(self, port: int) -> tuple[Sequence[str], Mapping[str, str]]:
-        """Serve the storage."""
-        where = ["--storage", self._storage, "--port", str(port), "--advertise", f"http://{self.address}:{port}"]
-        who = ["--token-file", str(self._token_file), "--host-id", "coordinator"]
-        return [sys.executable, "-m", "dstl_service", "serve", *where, *who], self._environment
+        token_file = folder / "token"
+        _write_secret(token_file, self.token)
+        super().__init__(folder, storage, "coordinator", environment, ["--token-file", str(token_file)])
 
     def wait_until_ready(self) -> None:
         """Wait until it can write its storage; `DstlError` if it cannot."""

@@ -7,21 +7,16 @@ completes the checkpoint with the tasks' reports. A plain dict has the expected 
 
 from __future__ import annotations
 
-import os
 import random
-import socket
-import subprocess
-import sys
+import signal
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import asdict
 from pathlib import Path
 from typing import Any, TypeAlias
 
 from backend_client.service.client import ServiceClient
 from backend_client.service.hand_over import hand_over_snapshot
-from backend_client.service.log_writer import LogWriter
 from backend_client.service.restore import Advance, advance_to_base
 from backend_client.table.opening import open_advanced
 from backend_client.table.state_table import StateTable
@@ -29,11 +24,13 @@ from dstl_service.formats.manifest import StateView
 from dstl_service.formats.materialization_index import MaterializationIndex, read_index
 from dstl_service.formats.under_way import is_announcement
 from dstl_service.registry.job_store import JobStore
-from dstl_service.wire import CheckpointRef, LogTarget
+from dstl_service.wire import OperatorInfo
 from storage.clock import SystemClock, SystemIds
 from storage.key_groups import KeyGroupRange, key_group_range
 from storage.local_store import LocalStore
 from storage.model import MaterializationHandle
+from tools.servers.job_driver import JobDriver
+from tools.servers.service_process import ServiceProcess
 
 MAX_PARALLELISM = 128
 Report: TypeAlias = Callable[[dict[str, Any]], bool]
@@ -58,58 +55,22 @@ def report_none(_: dict[str, Any]) -> bool:
     return False
 
 
-class Sidecar:
-    """A service process on a folder, which can be killed and started again at the same address."""
+class MaterializingJob(JobDriver):
+    """A driver and its tasks, run one after the other, on one sidecar."""
 
-    def __init__(self, folder: Path, **environment: str) -> None:
-        self.folder = folder
-        self.environment = {**ALWAYS, **environment}
-        self.address = f"unix://{folder / 's'}"
-        self.start()
-
-    def start(self, **environment: str) -> None:
-        """Start the process; clients wait for it."""
-        command = [sys.executable, "-m", "dstl_service", "serve", "--storage", (self.folder / "store").as_uri()]
-        command += ["--socket", str(self.folder / "s")]
-        with open(self.folder / "log", "ab") as log:
-            self.process = subprocess.Popen(
-                command, stdout=log, stderr=log, env={**os.environ, **self.environment, **environment}
-            )
-
-    def kill(self) -> None:
-        """Kill the process by its id."""
-        self.process.kill()
-        self.process.wait()
-
-    def log(self) -> str:
-        """Return its log so far."""
-        return (self.folder / "log").read_text(encoding="utf-8")
-
-
-class Job:
-    """A driver and its tasks, run one after the other."""
-
-    def __init__(self, sidecar: Sidecar, parallelism: int = 2, seed: int = 1) -> None:
+    def __init__(self, sidecar: ServiceProcess, folder: Path, parallelism: int = 2, seed: int = 1) -> None:
+        super().__init__(ServiceClient(sidecar.address, patience_s=60), max_parallelism=MAX_PARALLELISM)
         self.sidecar = sidecar
-        self.client = ServiceClient(sidecar.address, patience_s=60)
+        self.folder = folder
         self.parallelism = parallelism
-        self.epoch = int(
-            self.client.post("/v1/jobs/job/epochs", {"owner": "test", "max_parallelism": MAX_PARALLELISM})["epoch"]
-        )
-        self.base: CheckpointRef | None = None
         self.state: dict[bytes, bytes] = {}
         self.advances: list[Advance] = []
         self.handed_over = 0
         self._chance = random.Random(seed)
         self._attempt = 0
 
-    def close(self) -> None:
-        """Close the connection."""
-        self.client.close()
-
     def batch(self, keys: int = 40, *, value_bytes: int = 200, deleted: int = 5, report: Report = report_all) -> None:
         """Execute one batch: change some keys of every partition, delete others, complete the checkpoint."""
-        checkpoint_id = self.base.id + 1 if self.base else 0
         refs, materialized = [], []
         for partition in range(self.parallelism):
             key_groups = key_group_range(partition, self.parallelism, MAX_PARALLELISM)
@@ -122,29 +83,15 @@ class Job:
             if told is not None and (is_announcement(told) or report(told)):
                 materialized.append(told)
             self._attempt += 1
-            target = LogTarget("job", "op", checkpoint_id, self.epoch, self._attempt, partition, key_groups)
-            writer = LogWriter(self.client, target)
             changes = self._changes(key_groups, keys, value_bytes, deleted)
-            writer.append(dict(changes), preemptive=False)
-            refs += writer.refs
+            refs += self.write(changes, partition=partition, attempt=self._attempt, key_groups=key_groups)
             for key, value in changes.items():
                 if value is None:
                     self.state.pop(key, None)
                 else:
                     self.state[key] = value
-        operator = {"name": "op", "parallelism": self.parallelism, "key_schema": "{}", "states": {}}
-        answer = self.client.post(
-            f"/v1/jobs/job/checkpoints/{checkpoint_id}/complete",
-            {
-                "epoch": self.epoch,
-                "uid": f"e{self.epoch}c{checkpoint_id}",
-                "base": asdict(self.base) if self.base else None,
-                "refs": [asdict(ref) for ref in refs],
-                "operators": [operator],
-                "materializations": materialized,
-            },
-        )
-        self.base = CheckpointRef(**answer["ref"])
+        operator = OperatorInfo("op", self.parallelism, "{}", {})
+        self.complete(refs, operators=[operator], materializations=materialized)
 
     def batches_until(self, condition: Callable[[], Any], what: str, **options: Any) -> int:
         """Execute batches until a condition holds; return their number."""
@@ -160,7 +107,7 @@ class Job:
     def table(self, key_groups: KeyGroupRange, folder: str = "tables") -> Iterator[tuple[StateTable, Advance]]:
         """Open a table of these key groups at the base."""
         table, advance = open_advanced(
-            self.sidecar.folder / folder / key_groups.to_text(),
+            self.folder / folder / key_groups.to_text(),
             lambda table: advance_to_base(table, self.client, "job", "op", key_groups, self.base),
         )
         try:
@@ -184,32 +131,28 @@ class Job:
     def view(self) -> StateView:
         """Return the parts of the newest checkpoint's state."""
         assert self.base is not None
-        jobs = JobStore(LocalStore(self.sidecar.folder / "store"), "job", SystemClock(), SystemIds())
+        jobs = JobStore(LocalStore(self.folder / "store"), "job", SystemClock(), SystemIds())
         return jobs.state(self.base)
 
     def index(self, handle: MaterializationHandle) -> MaterializationIndex:
         """Return the index of a materialization."""
-        return read_index(LocalStore(self.sidecar.folder / "store"), handle)
+        return read_index(LocalStore(self.folder / "store"), handle)
 
     def save(self, name: str) -> None:
         """Keep the newest checkpoint as a savepoint."""
-        assert self.client._json("PUT", f"/v1/jobs/job/savepoints/{name}", b"{}")
+        assert self.sidecar.ask("PUT", f"{self.path}/savepoints/{name}", b"{}")
 
     def objects(self, pattern: str) -> set[Path]:
         """Return the store's files below the job's materializations whose names match."""
-        return set((self.sidecar.folder / "store" / "job" / "materialized").rglob(pattern))
+        return set((self.folder / "store" / "job" / "materialized").rglob(pattern))
 
     def snapshots_left(self) -> list[Path]:
         """Return the snapshot folders beside tables."""
-        return list((self.sidecar.folder / "tables").rglob("*.snapshot-*"))
+        return list((self.folder / "tables").rglob("*.snapshot-*"))
 
     def metric(self, name: str) -> float:
-        """Return a metric, summed over all labels."""
-        with socket.socket(socket.AF_UNIX) as connection, connection.makefile("rb") as answer:
-            connection.connect(str(self.sidecar.folder / "s"))
-            connection.sendall(b"GET /metrics HTTP/1.1\r\nhost: localhost\r\nconnection: close\r\n\r\n")
-            lines = answer.read().decode().partition("\r\n\r\n")[2].splitlines()
-        return sum(float(line.rsplit(" ", 1)[1]) for line in lines if line.split("{")[0].split(" ")[0] == name)
+        """Return a metric of the sidecar, summed over all labels."""
+        return self.sidecar.metrics()[name]
 
     def _changes(
         self, key_groups: KeyGroupRange, keys: int, value_bytes: int, deleted: int
@@ -222,3 +165,24 @@ class Job:
         own = [key for key in self.state if key_groups.contains(int.from_bytes(key[:2], "big"))]
         changes.update(dict.fromkeys(chance.sample(own, min(deleted, len(own)))))
         return changes
+
+
+@contextmanager
+def running_job(
+    folder: Path, environment: Mapping[str, str] | None = None, parallelism: int = 2
+) -> Iterator[MaterializingJob]:
+    """
+    Start a sidecar with a job; it is killed in the end.
+
+    Args:
+        folder: Folder of the store and the tables.
+        environment: Settings of the sidecar besides `ALWAYS`.
+        parallelism: Number of tables.
+    """
+    with ServiceProcess((folder / "store").as_uri(), {**ALWAYS, **(environment or {})}) as sidecar:
+        job = MaterializingJob(sidecar, folder, parallelism)
+        try:
+            yield job
+        finally:
+            job.client.close()
+            sidecar.stop(signal.SIGKILL)

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import random
 import re
-import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -18,7 +17,12 @@ import pytest
 from dstl_service.formats.manifest import ManifestKind
 from storage.errors import CorruptDataError
 from storage.key_groups import key_group_range
-from tests.integration.backend_client.materializing_job import MAX_PARALLELISM, Job, Sidecar, report_none
+from tests.integration.backend_client.materializing_job import (
+    MAX_PARALLELISM,
+    MaterializingJob,
+    report_none,
+    running_job,
+)
 
 pytestmark = [pytest.mark.integration, pytest.mark.timeout(240)]
 
@@ -34,26 +38,18 @@ DAMAGES = (flip, lambda path, data: path.write_bytes(data[:-1]), lambda path, _:
 
 
 @pytest.fixture
-def folder() -> Iterator[Path]:
-    """Return a folder with a path short enough for a socket."""
-    with tempfile.TemporaryDirectory(prefix="dm") as made:
-        yield Path(made)
+def job(tmp_path: Path) -> Iterator[MaterializingJob]:
+    """Return a job whose sidecar requests a snapshot whenever it can."""
+    with running_job(tmp_path) as running:
+        yield running
 
 
-@pytest.fixture
-def sidecar(folder: Path) -> Iterator[Sidecar]:
-    """Return a running sidecar that requests a snapshot whenever it can; it is killed after the test."""
-    made = Sidecar(folder)
-    yield made
-    made.kill()
-
-
-def materialized(job: Job, count: int = 2) -> bool:
+def materialized(job: MaterializingJob, count: int = 2) -> bool:
     """Return whether the newest state has materializations of this many tables."""
     return job.base is not None and len(job.view().materializations) >= count
 
 
-def test_state_is_restored_from_snapshots_and_log(job: Job) -> None:
+def test_state_is_restored_from_snapshots_and_log(job: MaterializingJob) -> None:
     """I13, I14: after a materialization the earlier log is no longer in the state, and restored tables are equal."""
     job.batches_until(lambda: materialized(job), "a materialization of both tables")
     for _ in range(3):
@@ -68,7 +64,7 @@ def test_state_is_restored_from_snapshots_and_log(job: Job) -> None:
     assert job.metric("dstl_materializations_failed_total") == 0
 
 
-def test_rescaled_tables_copy_their_key_groups(job: Job) -> None:
+def test_rescaled_tables_copy_their_key_groups(job: MaterializingJob) -> None:
     """I14: tables of another parallelism copy their own key groups from each snapshot that holds some."""
     job.batches_until(lambda: materialized(job), "a materialization of both tables")
     job.batch(report=report_none)
@@ -77,7 +73,7 @@ def test_rescaled_tables_copy_their_key_groups(job: Job) -> None:
         assert job.restored(parallelism, f"other-{parallelism}") == job.state
 
 
-def test_rescaled_job_replaces_old_snapshots(job: Job) -> None:
+def test_rescaled_job_replaces_old_snapshots(job: MaterializingJob) -> None:
     """I14: while a new parallelism is partly materialized, old snapshots, new ones and log are consistent."""
     job.batches_until(lambda: materialized(job), "a materialization of both tables")
     job.parallelism = 3
@@ -101,11 +97,10 @@ def test_rescaled_job_replaces_old_snapshots(job: Job) -> None:
         assert job.restored(parallelism, f"new-{parallelism}") == job.state
 
 
-def test_compacted_log_fits_snapshots(folder: Path) -> None:
+def test_compacted_log_fits_snapshots(tmp_path: Path) -> None:
     """I14: with continuous compaction of the log between materializations, restored tables are equal."""
-    sidecar = Sidecar(folder, DSTL_COMPACTION_ENABLED="true", DSTL_COMPACTION_FLOOR_BYTES="1")
-    job = Job(sidecar)
-    try:
+    compacting = {"DSTL_COMPACTION_ENABLED": "true", "DSTL_COMPACTION_FLOOR_BYTES": "1"}
+    with running_job(tmp_path, compacting) as job:
         job.batches_until(lambda: job.metric("dstl_compactions_total"), "a compaction", report=report_none)
         for number in range(4):
             done = job.metric("dstl_compactions_total")
@@ -117,12 +112,9 @@ def test_compacted_log_fits_snapshots(folder: Path) -> None:
             )
             job.batches_until(lambda: materialized(job, 1), "a materialization")
             assert job.restored(2 + number % 2, f"restored-{number}") == job.state
-    finally:
-        job.close()
-        sidecar.kill()
 
 
-def test_second_snapshot_uploads_new_files_only(job: Job, sidecar: Sidecar) -> None:
+def test_second_snapshot_uploads_new_files_only(job: MaterializingJob) -> None:
     """Two snapshots of one table share the objects of their common files."""
     job.batch(keys=3000)
     job.batches_until(lambda: materialized(job), "a materialization of both tables", keys=5)
@@ -137,7 +129,7 @@ def test_second_snapshot_uploads_new_files_only(job: Job, sidecar: Sidecar) -> N
     assert job.restored(2, "same") == job.state
 
 
-def test_damaged_table_enters_no_snapshot(job: Job, sidecar: Sidecar, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_damaged_table_enters_no_snapshot(job: MaterializingJob, monkeypatch: pytest.MonkeyPatch) -> None:
     """I10: a bit that flips on the local disk before a snapshot is stored costs the table, which is restored again."""
     chance, post, damaged = random.Random(5), job.client.post, list[str]()
 
@@ -164,62 +156,49 @@ def test_damaged_table_enters_no_snapshot(job: Job, sidecar: Sidecar, monkeypatc
 
     assert job.restored(2, "tables") == job.state
     assert job.metric("dstl_tables_damaged_total") >= 1
-    assert "a local table is damaged" in sidecar.log()
+    assert "a local table is damaged" in job.sidecar.log()
 
 
 @pytest.mark.parametrize("moment", ["file", "stored"])
-def test_killed_service_costs_only_the_snapshot(folder: Path, moment: str) -> None:
+def test_killed_service_costs_only_the_snapshot(tmp_path: Path, moment: str) -> None:
     """I13: a sidecar killed while it stores a snapshot costs that snapshot; checkpoints and later snapshots succeed."""
-    sidecar = Sidecar(folder, **({} if moment == "stored" else SLOW))
-    job = Job(sidecar)
-    try:
+    with running_job(tmp_path, {} if moment == "stored" else SLOW) as job:
         job.batch(keys=400)
         seen = {"file": "*.sst", "stored": "*.json"}[moment]
         job.batches_until(lambda: job.objects(seen), "a snapshot on its way", report=report_none)
         if moment == "stored":
-            job.batches_until(lambda: "materialization stored" in sidecar.log(), "a stored one", report=report_none)
-        sidecar.kill()
-        sidecar.start(DSTL_MATERIALIZATION_BANDWIDTH_BYTES_PER_S="0")
+            job.batches_until(lambda: "materialization stored" in job.sidecar.log(), "a stored one", report=report_none)
+        job.sidecar.restart(DSTL_MATERIALIZATION_BANDWIDTH_BYTES_PER_S="0")
 
         job.batches_until(lambda: materialized(job), "a materialization after the restart")
 
         assert job.restored(2, "same") == job.state
         job.batches_until(lambda: not job.snapshots_left(), "the removal of the killed process's leftovers")
-    finally:
-        job.close()
-        sidecar.kill()
 
 
-def test_failing_uploads_fail_no_checkpoint(folder: Path) -> None:
+def test_failing_uploads_fail_no_checkpoint(tmp_path: Path) -> None:
     """I13: while no snapshot can be stored, checkpoints succeed and failures are reported; then one is stored."""
-    (folder / "store" / "job").mkdir(parents=True)
-    blocker = folder / "store" / "job" / "materialized"
+    (tmp_path / "store" / "job").mkdir(parents=True)
+    blocker = tmp_path / "store" / "job" / "materialized"
     blocker.write_text("a file where the folder should be")
-    sidecar = Sidecar(folder)
-    job = Job(sidecar)
-    try:
+    with running_job(tmp_path) as job:
         job.batches_until(
             lambda: job.metric("dstl_materialization_failures_reported_total") >= 1, "three failures in a row"
         )
         assert job.metric("dstl_materialization_consecutive_failures") >= 3
         assert job.metric("dstl_materializations_completed_total") == 0
-        assert "materialization keeps failing" in sidecar.log()
+        assert "materialization keeps failing" in job.sidecar.log()
         blocker.unlink()
 
         job.batches_until(lambda: materialized(job), "a materialization after the storage is restored")
 
         assert job.metric("dstl_materialization_consecutive_failures") == 0
         assert job.restored(2, "same") == job.state
-    finally:
-        job.close()
-        sidecar.kill()
 
 
-def test_slow_upload_holds_up_no_checkpoint(folder: Path) -> None:
+def test_slow_upload_holds_up_no_checkpoint(tmp_path: Path) -> None:
     """I13: during a slow upload of a snapshot, batches complete; snapshots due meanwhile count as skipped."""
-    sidecar = Sidecar(folder, **SLOW)
-    job = Job(sidecar, parallelism=1)
-    try:
+    with running_job(tmp_path, SLOW, parallelism=1) as job:
         job.batch(keys=2000)
         job.batches_until(lambda: job.metric("dstl_materializations_running"), "a running snapshot")
         job.batches_until(lambda: job.metric("dstl_materializations_skipped_total"), "a skipped one")
@@ -228,12 +207,9 @@ def test_slow_upload_holds_up_no_checkpoint(folder: Path) -> None:
         assert job.metric("dstl_materialization_running_seconds") > 0
         assert job.metric("dstl_materializations_completed_total") == 0
         assert job.metric("dstl_materializations_started_total") == 1
-    finally:
-        job.close()
-        sidecar.kill()
 
 
-def test_damaged_object_is_named(job: Job) -> None:
+def test_damaged_object_is_named(job: MaterializingJob) -> None:
     """I10: for a damaged, truncated or missing object of a snapshot, the error names it; no table gets a version."""
     job.batches_until(lambda: materialized(job), "a materialization of both tables")
     handles = job.view().materializations
@@ -241,7 +217,7 @@ def test_damaged_object_is_named(job: Job) -> None:
     named |= {handle.index_key for handle in handles}
 
     for number, (key, damage) in enumerate((key, damage) for key in sorted(named) for damage in DAMAGES):
-        path = job.sidecar.folder / "store" / key
+        path = job.folder / "store" / key
         whole = path.read_bytes()
         damage(path, bytearray(whole))
         with pytest.raises(CorruptDataError, match=re.escape(key)):
@@ -251,7 +227,7 @@ def test_damaged_object_is_named(job: Job) -> None:
     assert job.restored(2, "mended") == job.state
 
 
-def test_complete_manifest_takes_materialization_in(job: Job) -> None:
+def test_complete_manifest_takes_materialization_in(job: MaterializingJob) -> None:
     """A materialization enters through a complete manifest, and later complete manifests keep it."""
     job.batches_until(lambda: materialized(job), "a materialization of both tables")
     uids = {handle.uid for handle in job.view().materializations}

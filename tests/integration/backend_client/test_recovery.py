@@ -7,14 +7,13 @@ means that a table restored afterwards differs from the log (I14), or that a sav
 
 from __future__ import annotations
 
-import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
 from dstl_service.wire import CheckpointRef
-from tests.integration.backend_client.materializing_job import Job, Sidecar
+from tests.integration.backend_client.materializing_job import MaterializingJob, running_job
 
 pytestmark = [pytest.mark.integration, pytest.mark.timeout(240)]
 
@@ -35,15 +34,13 @@ def switches(*, materialization: bool, compaction: bool) -> dict[str, str]:
 
 
 @pytest.fixture
-def sidecar() -> Iterator[Sidecar]:
-    """Return a running sidecar that neither materializes nor compacts; it is killed after the test."""
-    with tempfile.TemporaryDirectory(prefix="dr") as folder:
-        made = Sidecar(Path(folder), **NEWEST_ONLY, **switches(materialization=False, compaction=False))
-        yield made
-        made.kill()
+def job(tmp_path: Path) -> Iterator[MaterializingJob]:
+    """Return a job whose sidecar neither materializes nor compacts."""
+    with running_job(tmp_path, NEWEST_ONLY | switches(materialization=False, compaction=False)) as running:
+        yield running
 
 
-def work(job: Job, *, materialization: bool, compaction: bool) -> None:
+def work(job: MaterializingJob, *, materialization: bool, compaction: bool) -> None:
     """Execute batches until the enabled ways have replaced some of the log."""
     known = {handle.uid for handle in job.view().materializations} if job.base else set()
     for _ in range(3):
@@ -58,13 +55,12 @@ def work(job: Job, *, materialization: bool, compaction: bool) -> None:
     job.batch()
 
 
-def test_log_is_replaced_now_one_way_now_another(job: Job, sidecar: Sidecar) -> None:
+def test_log_is_replaced_now_one_way_now_another(job: MaterializingJob) -> None:
     """I11, I14: however materialization, compaction and parallelism change, new tables and savepoints are correct."""
     saved: dict[str, tuple[CheckpointRef | None, dict[bytes, bytes]]] = {}
     phases = [(False, False, 2), (True, False, 3), (False, True, 1), (True, True, 2), (False, False, 2)]
     for number, (materialization, compaction, parallelism) in enumerate(phases):
-        sidecar.kill()
-        sidecar.start(**switches(materialization=materialization, compaction=compaction))
+        job.sidecar.restart(**switches(materialization=materialization, compaction=compaction))
         job.parallelism = parallelism
         work(job, materialization=materialization, compaction=compaction)
         name = f"phase-{number}"
@@ -78,10 +74,9 @@ def test_log_is_replaced_now_one_way_now_another(job: Job, sidecar: Sidecar) -> 
         assert job.restored(2, f"saved-{name}") == job.state
 
 
-def test_job_is_rescaled_in_and_out(sidecar: Sidecar, job: Job) -> None:
+def test_job_is_rescaled_in_and_out(job: MaterializingJob) -> None:
     """I14: from six partitions to four and back, with values of 1 kB, tables equal the logged changes."""
-    sidecar.kill()
-    sidecar.start(**switches(materialization=True, compaction=True))
+    job.sidecar.restart(**switches(materialization=True, compaction=True))
     for number, parallelism in enumerate((6, 4, 6)):
         job.parallelism = parallelism
         for _ in range(4):
@@ -93,15 +88,13 @@ def test_job_is_rescaled_in_and_out(sidecar: Sidecar, job: Job) -> None:
 
 
 @pytest.mark.parametrize("materialization", [False, True])
-def test_state_survives_repeated_kills(sidecar: Sidecar, job: Job, materialization: bool) -> None:
+def test_state_survives_repeated_kills(job: MaterializingJob, materialization: bool) -> None:
     """I5, I14, I16: a job killed twice resumes; its tables get the difference, new ones get snapshots and log."""
-    sidecar.kill()
-    sidecar.start(**switches(materialization=materialization, compaction=False))
+    job.sidecar.restart(**switches(materialization=materialization, compaction=False))
     job.parallelism = 1
     for number in range(2):
         work(job, materialization=materialization, compaction=False)
-        sidecar.kill()
-        sidecar.start(**switches(materialization=materialization, compaction=False))
+        job.sidecar.restart(**switches(materialization=materialization, compaction=False))
 
         assert job.restored(1, f"after-{number}") == job.state
         job.batch(keys=40)

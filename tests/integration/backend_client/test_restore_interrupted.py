@@ -7,12 +7,8 @@ A failure means that a task fails, or worse restores a part, because its sidecar
 from __future__ import annotations
 
 import random
-import subprocess
-import sys
-import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -22,40 +18,21 @@ from backend_client.service.client import ServiceClient
 from backend_client.service.log_writer import LogWriter
 from backend_client.service.restore import advance_to_base
 from backend_client.table.state_table import StateTable
-from dstl_service.wire import CheckpointRef, LogTarget
+from dstl_service.wire import CheckpointRef
 from storage.errors import UnavailableError
-from storage.key_groups import KeyGroupRange
+from tools.servers.job_driver import ALL_KEY_GROUPS, JobDriver
+from tools.servers.service_process import ServiceProcess
 
 pytestmark = [pytest.mark.integration, pytest.mark.timeout(120)]
 
-GROUPS = KeyGroupRange(0, 127)
 SETS = 24
 SET_BYTES = 1 << 20  # much more than a socket buffers, so that a killed sidecar loses the rest of the stream
-
-
-class Sidecar:
-    """A service process on a folder, which can be killed and started again at the same address."""
-
-    def __init__(self, folder: Path) -> None:
-        self._command = [sys.executable, "-m", "dstl_service", "serve", "--storage", (folder / "store").as_uri()]
-        self._command += ["--socket", str(folder / "s")]
-        self.address = f"unix://{folder / 's'}"
-        self.start()
-
-    def start(self) -> None:
-        """Start the process; clients wait for it."""
-        self._process = subprocess.Popen(self._command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
-
-    def kill(self) -> None:
-        """Kill the process by its id."""
-        self._process.kill()
-        self._process.wait()
 
 
 class InterruptedClient:
     """A real client; while it reads a restore stream, the sidecar is killed, as often as set."""
 
-    def __init__(self, client: ServiceClient, sidecar: Sidecar, kills: int) -> None:
+    def __init__(self, client: ServiceClient, sidecar: ServiceProcess, kills: int) -> None:
         self._client = client
         self._sidecar = sidecar
         self.kills_left = kills
@@ -71,23 +48,18 @@ class InterruptedClient:
             yield frame
             if number == 1 and self.kills_left:
                 self.kills_left -= 1
-                self._sidecar.kill()
-                self._sidecar.start()
+                self._sidecar.restart()
 
 
 @pytest.fixture
-def sidecar() -> Iterator[Sidecar]:
-    """Return a running sidecar; it is killed after the test."""
-    with tempfile.TemporaryDirectory(prefix="dr") as folder:
-        made = Sidecar(Path(folder))
-        try:
-            yield made
-        finally:
-            made.kill()
+def sidecar(tmp_path: Path) -> Iterator[ServiceProcess]:
+    """Return a running sidecar."""
+    with ServiceProcess((tmp_path / "store").as_uri()) as running:
+        yield running
 
 
 @pytest.fixture
-def client(sidecar: Sidecar) -> Iterator[ServiceClient]:
+def client(sidecar: ServiceProcess) -> Iterator[ServiceClient]:
     """Return a client of it."""
     made = ServiceClient(sidecar.address, patience_s=30)
     yield made
@@ -97,16 +69,15 @@ def client(sidecar: Sidecar) -> Iterator[ServiceClient]:
 @pytest.fixture
 def base(client: ServiceClient) -> tuple[CheckpointRef, dict[bytes, bytes]]:
     """Return a checkpoint of many large sets, and the content of a table at it."""
-    epoch = client.post("/v1/jobs/job/epochs", {"owner": "test"})["epoch"]
-    writer = LogWriter(client, LogTarget("job", "op", 0, epoch, 1, 0, GROUPS))
+    job = JobDriver(client)
+    writer = LogWriter(client, job.target())
     chance = random.Random(5)
     table: dict[bytes, bytes] = {}
     for number in range(SETS):
-        changes = {bytes([0, number % 128, 0, 1]) + chance.randbytes(8): chance.randbytes(SET_BYTES) for _ in range(1)}
+        changes = {bytes([0, number % 128, 0, 1]) + chance.randbytes(8): chance.randbytes(SET_BYTES)}
         writer.append(dict(changes), preemptive=True)
         table.update(changes)
-    body = {"epoch": epoch, "uid": "uid-0", "base": None, "operators": [], "refs": [asdict(r) for r in writer.refs]}
-    return CheckpointRef(**client.post("/v1/jobs/job/checkpoints/0/complete", body)["ref"]), table
+    return job.complete(writer.refs).ref, table
 
 
 @pytest.fixture
@@ -118,26 +89,26 @@ def table(tmp_path: Path) -> Iterator[StateTable]:
 
 
 def test_restore_survives_killed_sidecar(
-    sidecar: Sidecar, client: ServiceClient, base: tuple[CheckpointRef, dict[bytes, bytes]], table: StateTable
+    sidecar: ServiceProcess, client: ServiceClient, base: tuple[CheckpointRef, dict[bytes, bytes]], table: StateTable
 ) -> None:
     """The restore starts again at the sidecar's replacement, and the table is that of the checkpoint."""
     ref, expected = base
     interrupted: Any = InterruptedClient(client, sidecar, kills=2)
-    advance_to_base(table, interrupted, "job", "op", GROUPS, ref)
+    advance_to_base(table, interrupted, "job", "op", ALL_KEY_GROUPS, ref)
 
     assert interrupted.kills_left == 0
     assert (table.version, dict(table.items())) == (ref.to_text(), expected)
 
 
 def test_sidecar_that_keeps_dying_is_reported(
-    sidecar: Sidecar, client: ServiceClient, base: tuple[CheckpointRef, dict[bytes, bytes]], table: StateTable
+    sidecar: ServiceProcess, client: ServiceClient, base: tuple[CheckpointRef, dict[bytes, bytes]], table: StateTable
 ) -> None:
     """A restore that never completes raises an error, and the table has no version; later it succeeds."""
     ref, expected = base
     with pytest.raises(UnavailableError, match="broke off a stream"):
         # Replaces a client.
-        advance_to_base(table, InterruptedClient(client, sidecar, kills=9), "job", "op", GROUPS, ref)  # type: ignore[arg-type]
+        advance_to_base(table, InterruptedClient(client, sidecar, kills=9), "job", "op", ALL_KEY_GROUPS, ref)  # type: ignore[arg-type]
     assert table.version is None
 
-    advance_to_base(table, client, "job", "op", GROUPS, ref)
+    advance_to_base(table, client, "job", "op", ALL_KEY_GROUPS, ref)
     assert dict(table.items()) == expected

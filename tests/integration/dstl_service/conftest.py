@@ -8,9 +8,10 @@ from pathlib import Path
 
 import pytest
 
-from loadtest.service_figures.load_job import LoadJob
+from backend_client.service.client import ServiceClient
 from storage.clock import SystemIds
 from tools.servers.fault_proxy import FaultProxy
+from tools.servers.job_driver import JobDriver
 from tools.servers.s3_server import S3Server
 from tools.servers.service_process import ServiceProcess
 from tools.servers.toxiproxy import Toxiproxy
@@ -80,12 +81,12 @@ def serve(s3_server: S3Server, storage: str) -> Iterator[Serve]:
 
 
 @pytest.fixture
-def open_job() -> Iterator[Callable[..., LoadJob]]:
+def open_job() -> Iterator[Callable[..., JobDriver]]:
     """Return a function that takes over a job at a service."""
-    jobs: list[LoadJob] = []
+    jobs: list[JobDriver] = []
 
-    def start(service: ServiceProcess, name: str = "job", patience_s: float = 60.0) -> LoadJob:
-        jobs.append(LoadJob(service.address, name, patience_s))
+    def start(service: ServiceProcess, name: str = "job", patience_s: float = 60.0) -> JobDriver:
+        jobs.append(JobDriver(ServiceClient(service.address, patience_s=patience_s), name))
         return jobs[-1]
 
     yield start

@@ -18,11 +18,9 @@ import pytest
 
 from backend_client.service.job_session import connect, embedded_service
 from backend_client.settings import BackendSettings
-from dstl_service.wire import LogTarget
-from storage.checksum import checksum64
 from storage.errors import UnavailableError
-from storage.key_groups import KeyGroupRange
 from tests.sidecars import end_sidecars
+from tools.servers.job_driver import JobDriver
 from tools.servers.s3_server import S3Server
 
 pytestmark = [pytest.mark.integration, pytest.mark.timeout(180)]
@@ -61,10 +59,8 @@ def make_checkpoint(settings: BackendSettings) -> None:
     client = connect(settings)
     sidecar = embedded_service(settings)
     try:
-        epoch = client.post("/v1/jobs/job/epochs", {"owner": "test"})["epoch"]
-        target = LogTarget("job", "op", 0, epoch, 1, 0, KeyGroupRange(0, 127))
-        ref = client.append(target, 0, b"changes", checksum64(b"changes"), 1, preemptive=False)
-        assert client.persist("job", epoch, [ref])
+        job = JobDriver(client)
+        assert job.persist(job.append(b"changes"))
     finally:
         client.close()
         end_sidecars(Path(sidecar.folder), signal.SIGTERM)

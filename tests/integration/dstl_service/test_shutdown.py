@@ -23,7 +23,7 @@ from typing import Any
 import pytest
 
 from backend_client.service.client import ServiceClient
-from dstl_service.wire import NOTE_OPERATOR, ChangeSetRef, LogTarget
+from dstl_service.wire import NOTE_OPERATOR, ChangeSetRef
 from storage.checksum import checksum64
 from storage.errors import DstlError
 from storage.key_groups import KeyGroupRange
@@ -31,6 +31,7 @@ from storage.model import ChangeSetId
 from storage.open import open_store
 from storage.segment_format import decode_object
 from tests.waiting import wait_until
+from tools.servers.job_driver import JobDriver
 from tools.servers.s3_server import S3Server
 from tools.servers.service_process import ServiceProcess
 
@@ -44,20 +45,19 @@ IMPATIENT = {**PATIENT, "DSTL_SHUTDOWN_TIMEOUT_S": str(STOP_S)}
 Answer = tuple[int, Any]
 
 
-class Driver:
-    """A client that owns the job, and raw requests whose first answer counts."""
+class RawDriver:
+    """A job's driver that sends raw requests, whose first answer counts."""
 
     def __init__(self, service: ServiceProcess) -> None:
         self.service = service
         self.client = ServiceClient(service.address, patience_s=60)
-        self.client.post("/v1/jobs/job/epochs", {"owner": "test"})
+        self.job = JobDriver(self.client)
         self.threads = ThreadPoolExecutor(8)
         self.numbers = itertools.count()
 
     def append(self, payload: bytes = b"payload") -> ChangeSetRef:
         """Send a set with the next number."""
-        target = LogTarget("job", "op", 0, 1, 1, 0, GROUPS)
-        return self.client.append(target, next(self.numbers), payload, checksum64(payload), 1, preemptive=False)
+        return self.job.append(payload, next(self.numbers))
 
     def ask(self, path: str, body: Any) -> Future[Answer]:
         """Send a request, wait until it is received, and return a future of the status and document of its answer."""
@@ -80,13 +80,6 @@ class Driver:
     def flush(self, *refs: ChangeSetRef) -> Future[Answer]:
         """Start the upload of all that `complete` will need, except the manifest."""
         return self.ask("/v1/jobs/job/checkpoints/0/flush", checkpoint_of(refs))
-
-    def metric(self, name: str) -> float:
-        """Return a metric, that of the job if each job has one."""
-        connection = self.connect()
-        connection.sendall(b"GET /metrics HTTP/1.1\r\nhost: x\r\nconnection: close\r\n\r\n")
-        lines = read_all(connection).decode().splitlines()
-        return sum(float(line.rsplit(" ", 1)[1]) for line in lines if line.startswith((f"{name}{{", f"{name} ")))
 
     def connect(self) -> socket.socket:
         """Open a connection."""
@@ -131,7 +124,7 @@ def answer_of(data: bytes) -> Answer:
     return int(head.split(b" ", 2)[1]), json.loads(body) if body else None
 
 
-def stop(driver: Driver) -> float:
+def stop(driver: RawDriver) -> float:
     """Tell the service to stop, wait until it has begun to, and return the time of the signal."""
     driver.client.close()
     os.kill(driver.service.pid, signal.SIGTERM)
@@ -140,12 +133,12 @@ def stop(driver: Driver) -> float:
     return now
 
 
-def begin_two_uploads(driver: Driver, refs: list[ChangeSetRef]) -> list[Future[Answer]]:
+def begin_two_uploads(driver: RawDriver, refs: list[ChangeSetRef]) -> list[Future[Answer]]:
     """Persist one set and, during its upload, complete a checkpoint that needs it and others."""
     persist = driver.persist(refs[0])
-    wait_until(lambda: driver.metric("dstl_uploads_total") == 1, what="the first upload")
+    wait_until(lambda: driver.service.metrics()["dstl_uploads_total"] == 1, what="the first upload")
     complete = driver.complete(*refs[:3])
-    wait_until(lambda: driver.metric("dstl_uploads_total") == 2, what="the second upload")
+    wait_until(lambda: driver.service.metrics()["dstl_uploads_total"] == 2, what="the second upload")
     return [persist, complete]
 
 
@@ -158,10 +151,10 @@ def stored_sets(storage: str) -> set[ChangeSetId]:
 
 
 @contextmanager
-def driver_of(storage: str, **environment: str) -> Iterator[Driver]:
+def driver_of(storage: str, **environment: str) -> Iterator[RawDriver]:
     """Start a service and a driver."""
     with ServiceProcess(storage, environment) as service:
-        driver = Driver(service)
+        driver = RawDriver(service)
         try:
             yield driver
         finally:
@@ -212,7 +205,7 @@ def test_stop_ends_while_store_is_away(server: S3Server) -> None:
         assert [future.result(60)[0] for future in waiting] == [503, 503]
         driver.service.wait_for_end(60)
         assert time.monotonic() - stopped < STOP_S + SLACK_S
-        assert '"change_sets": 4' in driver.service.log_path.read_text()
+        assert '"change_sets": 4' in driver.service.log()
 
         server.resume()
         driver.service.start()
@@ -224,7 +217,10 @@ def test_manifest_on_its_way_is_answered(server: S3Server) -> None:
     with driver_of("s3://stop/manifest", **IMPATIENT) as driver:
         ref = driver.append()
         assert driver.flush(ref).result(60)[0] == 204
-        wait_until(lambda: driver.metric("dstl_upload_seconds_count") == 1, what="the upload of the set and the note")
+        wait_until(
+            lambda: driver.service.metrics()["dstl_upload_seconds_count"] == 1,
+            what="the upload of the set and the note",
+        )
         server.pause()
         waiting = driver.complete(ref)
         stopped = stop(driver)
@@ -277,14 +273,11 @@ def test_stop_under_load_keeps_what_it_received(folder: str, monkeypatch: pytest
 
         def load(attempt: int) -> None:
             client = ServiceClient(driver.service.address, patience_s=0)
-            target = LogTarget("job", "op", 0, 1, attempt, 0, GROUPS)
             for sqn in itertools.count():
-                payload = os.urandom(100)
                 try:
-                    ref = client.append(target, sqn, payload, checksum64(payload), 1, preemptive=False)
+                    received.append(driver.job.append(os.urandom(100), sqn, client=client, attempt=attempt))
                 except DstlError:
                     break
-                received.append(ref)
             client.close()
             ended.set()
 

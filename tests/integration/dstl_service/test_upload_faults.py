@@ -13,25 +13,24 @@ from collections.abc import Callable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import AbstractContextManager
 from pathlib import Path
-from typing import Any
 
 import psutil
 import pytest
 
-from dstl_service.wire import ChangeSetRef
-from loadtest.service_figures.load_job import LoadJob, read_metrics
+from dstl_service.wire import ChangeSetRef, CheckpointRef, CompleteResponse
 from storage.errors import ConflictError, DstlError, OverloadedError, UnavailableError
 from tests.integration.dstl_service.conftest import Serve
 from tests.support.machine import Host, RemoteS3Server, small_disk
 from tests.waiting import wait_until
 from tools.servers.fault_proxy import FaultName, FaultProxy, Rule
+from tools.servers.job_driver import JobDriver
 from tools.servers.s3_server import S3Server
 from tools.servers.service_process import ServiceProcess
 from tools.servers.toxiproxy import Direction, Toxiproxy
 
 pytestmark = [pytest.mark.integration, pytest.mark.timeout(240)]
 
-OpenJob = Callable[..., LoadJob]
+OpenJob = Callable[..., JobDriver]
 StoredKeys = Callable[[str], list[str]]
 
 SEGMENTS = r"/segments/"
@@ -49,22 +48,22 @@ def pool() -> Iterator[ThreadPoolExecutor]:
         yield made
 
 
-def append_some(job: LoadJob, size_bytes: int = 1000, count: int = 3) -> tuple[list[bytes], list[ChangeSetRef]]:
+def append_some(job: JobDriver, size_bytes: int = 1000, count: int = 3) -> tuple[list[bytes], list[ChangeSetRef]]:
     """Append sets of checkpoint 0; return their payloads and references."""
     payloads = [bytes([sqn]) + os.urandom(size_bytes) for sqn in range(count)]
-    return payloads, [job.append(job.client, 0, 0, sqn, payload) for sqn, payload in enumerate(payloads)]
+    return payloads, [job.append(payload, sqn) for sqn, payload in enumerate(payloads)]
 
 
 def failed_uploads(service: ServiceProcess) -> float:
     """Return the number of uploads that the service gave up."""
-    return read_metrics(service.socket_path).get("dstl_upload_failures_total", 0.0)
+    return service.metrics()["dstl_upload_failures_total"]
 
 
-def assert_completed_once(job: LoadJob, ref: dict[str, Any], payloads: list[bytes]) -> None:
+def assert_completed_once(job: JobDriver, ref: CheckpointRef, payloads: list[bytes]) -> None:
     """Check that only this checkpoint exists, and that it holds each set once."""
     listed = job.client.get(f"/v1/jobs/{job.name}/checkpoints")
-    assert [item["ref"] for item in listed] == [ref]
-    assert job.restored(ref) == payloads
+    assert [CheckpointRef(**item["ref"]) for item in listed] == [ref]
+    assert job.payloads(ref) == payloads
 
 
 class TestNetwork:
@@ -79,7 +78,7 @@ class TestNetwork:
         job = open_job(service)
         payloads, refs = append_some(job)
         with toxiproxy.toxic("latency", direction, latency=100, jitter=50):
-            ref = job.complete(0, None, refs)
+            ref = job.complete(refs).ref
 
         assert_completed_once(job, ref, payloads)
         assert failed_uploads(service) == 0
@@ -92,7 +91,7 @@ class TestNetwork:
         job = open_job(service)
         payloads, refs = append_some(job, MIB, 4)
         with toxiproxy.toxic("bandwidth", "upstream", rate=1500):
-            ref = job.complete(0, None, refs)
+            ref = job.complete(refs).ref
 
         assert_completed_once(job, ref, payloads)
         assert failed_uploads(service) >= 1
@@ -120,13 +119,13 @@ class TestNetwork:
         job = open_job(service)
         payloads, refs = append_some(job)
         with pytest.raises(ConflictError):
-            job.complete(1, None, refs)  # is answered once the service has checked that the job still exists
+            job.complete(refs, checkpoint_id=1)  # is answered once the service has checked that the job still exists
         with fault(toxiproxy):
-            completed = pool.submit(job.complete, 0, None, refs)
+            completed = pool.submit(job.complete, refs)
             wait_until(lambda: failed_uploads(service) >= 1)
             assert not completed.done()
 
-        assert_completed_once(job, completed.result(), payloads)
+        assert_completed_once(job, completed.result().ref, payloads)
 
 
 class TestAnswers:
@@ -142,7 +141,7 @@ class TestAnswers:
         rules = [Rule("refuse", path=path, status=status, times=n) for path, n in ((SEGMENTS, 4), (MANIFESTS, 3))]
         fault_proxy.set_rules(*rules)
 
-        ref = job.complete(0, None, refs)
+        ref = job.complete(refs).ref
 
         assert fault_proxy.befallen() == [4, 3]
         assert_completed_once(job, ref, payloads)
@@ -163,7 +162,7 @@ class TestAnswers:
         payloads, refs = append_some(job)
         fault_proxy.set_rules(Rule(fault, path=SEGMENTS, times=times))
 
-        ref = job.complete(0, None, refs)
+        ref = job.complete(refs).ref
 
         assert fault_proxy.befallen() == [times]
         assert_completed_once(job, ref, payloads)
@@ -186,7 +185,7 @@ class TestAnswers:
         before = stored_keys("job/checkpoints")
         fault_proxy.set_rules(Rule(fault, path=MANIFESTS, times=times))
 
-        ref = job.complete(0, None, refs)
+        ref = job.complete(refs).ref
 
         assert fault_proxy.befallen() == [times]
         assert_completed_once(job, ref, payloads)
@@ -196,18 +195,18 @@ class TestAnswers:
         """I10: an object whose bytes break off in transit is fetched again by a service without it in memory."""
         job = open_job(serve(fault_proxy.endpoint_url))
         payloads, refs = append_some(job)
-        ref = job.complete(0, None, refs)
+        ref = job.complete(refs).ref
         other = open_job(serve(fault_proxy.endpoint_url))
         fault_proxy.set_rules(Rule("truncate", method="GET", path=SEGMENTS, kept_bytes=100, times=1))
 
-        assert other.restored(ref) == payloads
+        assert other.payloads(ref) == payloads
         assert fault_proxy.befallen() == [1]
 
     def test_truncated_answers_are_no_values(self, serve: Serve, open_job: OpenJob, fault_proxy: FaultProxy) -> None:
         """I10: while every answer breaks off, a restore ends with an error and no wrong value; later it works."""
         job = open_job(serve(fault_proxy.endpoint_url))
         payloads, refs = append_some(job)
-        ref = job.complete(0, None, refs)
+        ref = job.complete(refs).ref
         other = open_job(serve(fault_proxy.endpoint_url))
         fault_proxy.set_rules(Rule("truncate", method="GET", path=SEGMENTS, kept_bytes=100))
 
@@ -216,7 +215,7 @@ class TestAnswers:
         assert frames[1][0]["error"]["kind"] == "unavailable"
 
         fault_proxy.set_rules()
-        assert other.restored(ref) == payloads
+        assert other.payloads(ref) == payloads
 
     def test_hung_attempts_do_not_starve_others(self, serve: Serve, open_job: OpenJob, fault_proxy: FaultProxy) -> None:
         """I6: uploads that are never answered do not delay other jobs, however many they are."""
@@ -229,10 +228,10 @@ class TestAnswers:
         job = open_job(service)
         payloads, refs = append_some(job)
 
-        ref = job.complete(0, None, refs)
+        ref = job.complete(refs).ref
 
         assert_completed_once(job, ref, payloads)
-        held = read_metrics(service.socket_path)["dstl_in_flight_bytes"]
+        held = service.metrics()["dstl_in_flight_bytes"]
         assert held >= 10 * 3 * 1000
 
     def test_hung_attempt_is_overtaken(
@@ -244,7 +243,7 @@ class TestAnswers:
         payloads, refs = append_some(job)
         fault_proxy.set_rules(Rule("hang", path=SEGMENTS, times=2))
 
-        ref = job.complete(0, None, refs)
+        ref = job.complete(refs).ref
 
         assert_completed_once(job, ref, payloads)
         assert failed_uploads(service) == 0
@@ -260,10 +259,10 @@ class TestAnswers:
         fault_proxy.set_rules(Rule("refuse", path=SEGMENTS, status=400, times=1))
         with monkeypatch.context() as patch, pytest.raises(DstlError, match="refused the request"):
             patch.setattr(job.client, "_patience_s", 0.0)
-            job.complete(0, None, refs)
+            job.complete(refs)
         assert fault_proxy.befallen() == [1]
 
-        assert_completed_once(job, job.complete(0, None, refs), payloads)
+        assert_completed_once(job, job.complete(refs).ref, payloads)
 
 
 class TestMachines:
@@ -280,11 +279,11 @@ class TestMachines:
                 with monkeypatch.context() as patch, pytest.raises(UnavailableError, match="space"):
                     patch.setattr("backend_client.service.client._LAST_TRY_S", 60.0)
                     patch.setattr(job.client, "_patience_s", 0.0)
-                    job.complete(0, None, refs)
+                    job.complete(refs)
                 objects = list((disk / "storage" / "job" / "segments").rglob("*.seg"))
                 filler.unlink()
 
-                ref = job.complete(0, None, refs)
+                ref = job.complete(refs).ref
 
                 assert objects == []
                 assert_completed_once(job, ref, payloads)
@@ -297,12 +296,12 @@ class TestMachines:
                 job = open_job(service)
                 payloads, refs = append_some(job)
                 host.cut_off()
-                completed: Future[dict[str, Any]] = pool.submit(job.complete, 0, None, refs)
+                completed: Future[CompleteResponse] = pool.submit(job.complete, refs)
                 wait_until(lambda: failed_uploads(service) >= 1)
                 assert not completed.done()
                 host.connect()
 
-                assert_completed_once(job, completed.result(), payloads)
+                assert_completed_once(job, completed.result().ref, payloads)
 
     def test_memory_is_bounded_while_store_is_silent(self, open_job: OpenJob, pool: ThreadPoolExecutor) -> None:
         """I9: if the store accepts requests and answers none, a full service refuses, and stays within its limit."""
@@ -318,7 +317,7 @@ class TestMachines:
                     appending = [pool.submit(append_some, job, MIB, 64) for job in jobs]
                     errors = [future.exception() for future in appending]
                     most_bytes = psutil.Process(service.pid).memory_info().rss
-                    metrics = read_metrics(service.socket_path)
+                    metrics = service.metrics()
                 finally:
                     server.resume()
 
@@ -336,8 +335,8 @@ class TestMachines:
                 job = open_job(service)
                 payloads, refs = append_some(job, MIB, 8)
                 server.stop(signal.SIGKILL)
-                completed = pool.submit(job.complete, 0, None, refs)
+                completed = pool.submit(job.complete, refs)
                 wait_until(lambda: failed_uploads(service) >= 1)
                 server.start()
 
-                assert_completed_once(job, completed.result(), payloads)
+                assert_completed_once(job, completed.result().ref, payloads)

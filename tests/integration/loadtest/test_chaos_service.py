@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from loadtest.chaos.verify import Findings, verify
-from loadtest.chaos_service import World, run
+from loadtest.chaos_service import ChaosRun, run
 from storage.open import open_store
 
 pytestmark = [pytest.mark.integration, pytest.mark.timeout(300)]
@@ -34,16 +34,16 @@ def test_kills_lose_and_double_nothing(tmp_path: Path) -> None:
 
 def test_planted_loss_is_found(tmp_path: Path) -> None:
     """The comparison finds a missing object, and a checkpoint other than the acknowledged one."""
-    world = World(tmp_path.as_uri(), {}, 0, "planted")
-    world.run()
-    assert world.outcome.failures + world.outcome.findings.lost + world.outcome.findings.different == []
+    chaos = ChaosRun(tmp_path.as_uri(), {}, 0, "planted")
+    chaos.run()
+    assert chaos.outcome.failures + chaos.outcome.findings.lost + chaos.outcome.findings.different == []
 
-    store = open_store(world.storage)
-    first, second, *_ = world.drivers
+    store = open_store(chaos.storage)
+    first, second, *_ = chaos.drivers
     store.delete([next(iter(store.list(f"{first.job}/segments/"))).key])
     store.delete([list(store.list(f"{second.job}/checkpoints/"))[-1].key])
     found = Findings()
-    verify(world.storage, store, first, found)
+    verify(chaos.storage, store, first, found)
     assert found.lost
-    verify(world.storage, store, second, found)
+    verify(chaos.storage, store, second, found)
     assert found.different

@@ -117,7 +117,7 @@ def group_runs(group: int) -> bool:
     return True
 
 
-class World:
+class LoadRun:
     """A driver and two hosts on their own service, without locust."""
 
     def __init__(self, service: ServiceProcess) -> None:
@@ -148,9 +148,9 @@ def store(tmp_path: Path) -> str:
 
 
 @pytest.fixture
-def world(store: str) -> Iterator[World]:
+def load(store: str) -> Iterator[LoadRun]:
     with ServiceProcess(store) as service:
-        made = World(service)
+        made = LoadRun(service)
         yield made
         made.close()
 
@@ -158,50 +158,50 @@ def world(store: str) -> Iterator[World]:
 class TestDriverAndHosts:
     """The actions of locust's users."""
 
-    def test_batches_build_on_each_other(self, world: World, store: str) -> None:
+    def test_batches_build_on_each_other(self, load: LoadRun, store: str) -> None:
         """I3, I14: checkpoints are consecutive, tables are verified, and the reported sets are stored."""
-        made = [world.driver.run_batch(world.hosts) for _ in range(6)]
+        made = [load.driver.run_batch(load.hosts) for _ in range(6)]
 
         assert [checkpoint.checkpoint_id for checkpoint in made] == list(range(6))
-        assert not world.failed
-        assert world.requests.count("restore") >= 5 * 5
+        assert not load.failed
+        assert load.requests.count("restore") >= 5 * 5
         stored = sum(info.size_bytes for info in open_store(store).list("load/segments/"))
         manifests = sum(info.size_bytes for info in open_store(store).list("load/checkpoints/"))
         written = sum(checkpoint.bytes_written for checkpoint in made)
         assert stored < written <= stored + manifests
 
-    def test_wrong_data_is_failure(self, world: World) -> None:
+    def test_wrong_data_is_failure(self, load: LoadRun) -> None:
         """I14: a table that differs from the checkpoints is a failed `restore`, and fails the batch."""
-        world.driver.run_batch(world.hosts)
-        truth = world.driver._truth
+        load.driver.run_batch(load.hosts)
+        truth = load.driver._truth
         changed = next(key for keys in truth.content.values() for key in keys)
         truth.apply({changed: b"something else"})
 
         with pytest.raises(WrongDataError, match="1 have a wrong value"):
-            world.driver.run_batch(world.hosts)
-        assert world.failed == ["restore"]
+            load.driver.run_batch(load.hosts)
+        assert load.failed == ["restore"]
 
-    def test_hosts_may_come_and_go(self, world: World) -> None:
+    def test_hosts_may_come_and_go(self, load: LoadRun) -> None:
         """Another number of slots changes the partitions: tables are restored from nothing, and are correct."""
-        for hosts in (world.hosts[:1], world.hosts, world.hosts[1:], world.hosts):
-            world.driver.run_batch(hosts)
+        for hosts in (load.hosts[:1], load.hosts, load.hosts[1:], load.hosts):
+            load.driver.run_batch(hosts)
 
-        assert not world.failed
+        assert not load.failed
 
-    def test_host_that_left_is_no_failure(self, world: World) -> None:
+    def test_host_that_left_is_no_failure(self, load: LoadRun) -> None:
         """A batch whose host leaves is given up without a failure, and executed again by the others."""
-        gevent.kill(world.serving[1])
-        world.hosts[1].close()
+        gevent.kill(load.serving[1])
+        load.hosts[1].close()
 
         with pytest.raises(HostGoneError):
-            world.driver.run_batch(world.hosts)
-        assert world.driver.run_batch(world.hosts[:1]).checkpoint_id == 0
-        assert not world.failed
+            load.driver.run_batch(load.hosts)
+        assert load.driver.run_batch(load.hosts[:1]).checkpoint_id == 0
+        assert not load.failed
 
-    def test_lost_answer_is_found_out(self, world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+    def test_lost_answer_is_found_out(self, load: LoadRun, monkeypatch: pytest.MonkeyPatch) -> None:
         """I3: a driver whose checkpoint exists although its answer was lost continues after it."""
-        world.driver.run_batch(world.hosts)
-        session = world.driver._owned_session()
+        load.driver.run_batch(load.hosts)
+        session = load.driver._owned_session()
         complete = session.complete
 
         def lose_answer(*arguments: object) -> None:
@@ -210,7 +210,7 @@ class TestDriverAndHosts:
 
         monkeypatch.setattr(session, "complete", lose_answer)
         with pytest.raises(UnavailableError):
-            world.driver.run_batch(world.hosts)
+            load.driver.run_batch(load.hosts)
 
-        assert world.driver.run_batch(world.hosts).checkpoint_id == 2
-        assert world.failed == ["checkpoint"]
+        assert load.driver.run_batch(load.hosts).checkpoint_id == 2
+        assert load.failed == ["checkpoint"]

@@ -1,10 +1,10 @@
 """
 Compactions of random logs, with changing parallelism and materializations between them, checked against a model.
 
-Steps: checkpoints are completed one after the other; compactions are planned and done at random moments, and their
-results come in some checkpoints later, or never; materializations come in late as well, also between a compaction and
-its result. After every checkpoint its state is put together from the view. A failure means that a restore would give
-another state than the log had.
+Steps: checkpoints are completed one after the other; compactions are planned and executed at random moments, and their
+results are applied some checkpoints later, or never; materializations are applied late as well, also between a
+compaction and its result. After every checkpoint its state is reconstructed from the view. A failure means that a
+restore would return a state other than the log's.
 """
 
 from __future__ import annotations
@@ -43,8 +43,8 @@ LARGE_BYTES = 1500
 State = dict[bytes, bytes]
 
 
-class World:
-    """One operator whose log is written, compacted and materialized, with a model of its state."""
+class CompactedTables:
+    """Tables of one operator whose log is written, compacted and materialized, with a model of their state."""
 
     def __init__(self, chance: random.Random, settings: CompactionSettings = SETTINGS) -> None:
         self.chance = chance
@@ -61,7 +61,7 @@ class World:
         self.compacted = 0
         self.left_alone = 0
         self.taken_in_part = 0
-        self.too_large_share = 0.0  # of partitions that turn out too large to merge
+        self.too_large_share = 0.0  # share of partitions that prove too large to merge
 
     def operator(self) -> OperatorInfo:
         return OperatorInfo("op", self.parallelism, "{}", {})
@@ -76,7 +76,7 @@ class World:
         return [SegmentHandle(key, sum(map(len, buffers)), entry) for entry in entries]
 
     def complete(self, checkpoint_id: int) -> None:
-        """Complete a checkpoint, with all that waits to come in."""
+        """Complete a checkpoint, and apply all pending results."""
         while self.materializing and self.chance.random() < 0.5:
             self.install(self.materializing.pop(0))
         if self.waiting and self.chance.random() < 0.7:
@@ -97,7 +97,7 @@ class World:
         self.history.append(dict(self.model))
 
     def take(self, replacement: Replacement) -> None:
-        """Let a compaction's result in, as far as it fits."""
+        """Apply a compaction's result, as far as it fits."""
         before = self.view
         self.view = apply(before, replacement) or before
         self.taken_in_part += self.view is not before and not set(self.view.log).issuperset(replacement.added)
@@ -111,8 +111,8 @@ class World:
         return {key: self.chance.randbytes(2) if self.chance.random() < 0.6 else None for key in keys}
 
     def compact(self, checkpoint_id: int) -> None:
-        """Do what is due; the results wait."""
-        # Has no use for them.
+        """Execute the due compactions; the results stay pending."""
+        # Not used here.
         compactor = Compactor(self.store, SegmentCache(1 << 20), None, None, 1 << 30)  # type: ignore[arg-type]
         sizes = {"op": log_size(self.view, "op")}
         operators = [self.operator()]
@@ -131,7 +131,7 @@ class World:
             self.left_alone += len(compaction.inputs) < len(self.view.log)
 
     def materialize(self, checkpoint_id: int) -> None:
-        """Take a snapshot of one partition; it comes in later."""
+        """Take a snapshot of one partition; it is applied later."""
         partition = self.chance.randrange(self.parallelism)
         key_groups = key_group_range(partition, self.parallelism, MAX_PARALLELISM)
         handle = MaterializationHandle("op", key_groups, checkpoint_id, self.ids.unique_id(), "index", 10)
@@ -139,7 +139,7 @@ class World:
         self.materializing.append(handle)
 
     def install(self, handle: MaterializationHandle) -> None:
-        """Let a materialization in, unless the view has newer bases or materializations of its key groups."""
+        """Apply a materialization, unless the view has newer bases or materializations of its key groups."""
         newer_base = any(
             segment.entry.kind is SegmentKind.BASE
             and segment.entry.key_groups.intersects(handle.key_groups)
@@ -161,7 +161,7 @@ class World:
         return without_all(handle.entry.key_groups, [m.key_groups for m in newer])
 
     def restored(self) -> State:
-        """Put the state together from what the view names."""
+        """Reconstruct the state from the view."""
         state: State = {}
         for snapshot in sorted(self.view.materializations, key=lambda m: m.checkpoint_id):
             state = {k: v for k, v in state.items() if not snapshot.key_groups.contains(k[1])}
@@ -181,61 +181,61 @@ class World:
 @pytest.mark.parametrize("materializes", [False, True])
 @pytest.mark.parametrize("seed", range(60))
 def test_compacted_log_has_same_state(seed: int, materializes: bool) -> None:
-    """I14: whatever is compacted, materialized and rescaled, the state of every checkpoint is that of its changes."""
-    assert run(World(random.Random(seed)), materializes=materializes).compacted > 0
+    """I14: with compactions, materializations and rescaling, the state of every checkpoint equals its changes."""
+    assert run(CompactedTables(random.Random(seed)), materializes=materializes).compacted > 0
 
 
 def test_result_is_taken_in_part() -> None:
-    """I14: so it is where some of a result's partitions were materialized before it came in."""
-    worlds = [run(World(random.Random(seed)), materializes=True) for seed in range(100, 160)]
+    """I14: the same holds if some partitions of a result were materialized before it is applied."""
+    runs = [run(CompactedTables(random.Random(seed)), materializes=True) for seed in range(100, 160)]
 
-    assert sum(world.taken_in_part for world in worlds) > 10
+    assert sum(tables.taken_in_part for tables in runs) > 10
 
 
 def test_log_of_large_partitions_has_same_state() -> None:
-    """I14: so it is where partitions whose log is too long are left alone, whatever they share with others."""
-    worlds = [
-        run(World(random.Random(seed), replace(SETTINGS, base_bytes_max=LARGE_BYTES)), materializes=True)
+    """I14: the same holds if partitions with too long a log are not merged, whatever they share with others."""
+    runs = [
+        run(CompactedTables(random.Random(seed), replace(SETTINGS, base_bytes_max=LARGE_BYTES)), materializes=True)
         for seed in range(60)
     ]
 
-    assert sum(world.left_alone for world in worlds) > 10
+    assert sum(tables.left_alone for tables in runs) > 10
 
 
 @pytest.mark.parametrize("materializes", [False, True])
 def test_log_of_partitions_that_are_not_merged_has_same_state(materializes: bool) -> None:
-    """I14: so it is where partitions turn out too large while they are merged."""
+    """I14: the same holds if partitions prove too large while they are merged."""
     for seed in range(200, 230):
-        world = World(random.Random(seed))
-        world.too_large_share = 0.2
-        run(world, materializes=materializes)
+        tables = CompactedTables(random.Random(seed))
+        tables.too_large_share = 0.2
+        run(tables, materializes=materializes)
 
 
-def run(world: World, *, materializes: bool) -> World:
-    """Let checkpoints follow each other, and compare the state of each of them."""
-    chance = world.chance
+def run(tables: CompactedTables, *, materializes: bool) -> CompactedTables:
+    """Complete checkpoints one after the other, and compare the state of each of them."""
+    chance = tables.chance
     for checkpoint_id in range(30):
-        world.complete(checkpoint_id)
+        tables.complete(checkpoint_id)
 
-        assert world.restored() == world.model, f"checkpoint {checkpoint_id}"
-        if not world.waiting and chance.random() < 0.7:
-            world.compact(checkpoint_id)
+        assert tables.restored() == tables.model, f"checkpoint {checkpoint_id}"
+        if not tables.waiting and chance.random() < 0.7:
+            tables.compact(checkpoint_id)
         if materializes and chance.random() < 0.2:
-            world.materialize(checkpoint_id)
+            tables.materialize(checkpoint_id)
         if chance.random() < 0.1:
-            world.parallelism = chance.randint(1, 4)
-    return world
+            tables.parallelism = chance.randint(1, 4)
+    return tables
 
 
 @pytest.mark.parametrize("seed", range(10))
 def test_log_stays_within_its_bound(seed: int) -> None:
-    """A log that was just compacted without materializations is nothing but a base."""
-    world = World(random.Random(seed))
+    """A log without materializations consists only of a base just after its compaction."""
+    tables = CompactedTables(random.Random(seed))
     for checkpoint_id in range(20):
-        world.complete(checkpoint_id)
-        world.waiting.clear()
-        world.compact(checkpoint_id)
-        if world.waiting:
-            view = apply(world.view, world.waiting[0])
+        tables.complete(checkpoint_id)
+        tables.waiting.clear()
+        tables.compact(checkpoint_id)
+        if tables.waiting:
+            view = apply(tables.view, tables.waiting[0])
             assert view is not None
             assert log_size(view, "op").log_bytes == 0

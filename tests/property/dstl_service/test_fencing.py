@@ -1,11 +1,11 @@
 """
 Any interleaving of drivers that take a job over, complete checkpoints, repeat requests and crash.
 
-Steps: several drivers share one store, each with a process of its own. Just before any put of one driver, steps of
-others may run to their end, as they could on other hosts.
+Steps: several drivers share one store, each with its own process. Just before any put of one driver, steps of others
+may run to their end, as they could on other hosts.
 
-A failure means that two drivers could both believe to own the job: a checkpoint that one of them reported as complete
-is replaced, or a state is restored that no run without failures would have had.
+A failure means that two drivers could both believe they own the job: a checkpoint that one of them reported as complete
+is replaced, or a state is restored that no run without failures could have.
 """
 
 from __future__ import annotations
@@ -34,14 +34,14 @@ STEPS = st.tuples(
 
 
 class InterleavingStore(MemoryStore):
-    """Asks before every put what happens meanwhile, and loses the response of the next put where it is told to."""
+    """Runs other drivers' steps before every put, and loses the response of the next put on request."""
 
     def __init__(self, before_put: Callable[[], bool]) -> None:
         super().__init__()
         self._before_put = before_put
 
     def put(self, key: str, data: ObjectData, *, if_absent: bool = False) -> None:
-        """Let others go first, then put."""
+        """Run other steps first, then put."""
         lost = self._before_put()
         super().put(key, data, if_absent=if_absent)
         if lost:
@@ -49,8 +49,8 @@ class InterleavingStore(MemoryStore):
 
 
 @dataclass
-class Driver:
-    """What one driver knows: its epoch, the checkpoint it goes on from, and the request that was not answered."""
+class FencedDriver:
+    """The state of one driver: its epoch, its base, and the request that was not answered."""
 
     jobs: JobStore
     epoch: int = 0
@@ -67,16 +67,16 @@ class Fencing(RuleBasedStateMachine):
         super().__init__()
         self.store = InterleavingStore(self.meanwhile)
         self.ids = FakeIds(0)
-        self.hosts = 0  # counts processes; each has ids of its own
+        self.hosts = 0  # counts processes; each has its own ids
         self.planned: list[list[Step]] = []
         self.claimed: list[tuple[int, set[tuple[int, str]]]] = []
-        self.drivers: list[Driver] = []
+        self.drivers: list[FencedDriver] = []
         self.decoded: dict[str, Manifest] = {}
 
     @initialize()
     def start(self) -> None:
-        """Begin with drivers that own nothing."""
-        self.drivers = [Driver(self.process()) for _ in range(DRIVERS)]
+        """Start with drivers that own nothing."""
+        self.drivers = [FencedDriver(self.process()) for _ in range(DRIVERS)]
 
     @rule(step=STEPS, meanwhile=st.lists(st.lists(STEPS, max_size=2), max_size=3))
     def act(self, step: Step, meanwhile: list[list[Step]]) -> None:
@@ -93,14 +93,14 @@ class Fencing(RuleBasedStateMachine):
         assert [manifest.base for manifest in newest] == [None, *(manifest.ref for manifest in newest)][: len(newest)]
 
     def teardown(self) -> None:
-        """Look at the history once more as a process does that was just started."""
+        """Read the history again, as a new process."""
         if self.drivers:
             completed = list(self.process().completed())
             assert not completed or list(self.process().chain(completed[-1].ref)) == completed[::-1]
 
     @invariant()
     def reported_checkpoints_stay(self) -> None:
-        """I3: what any driver was told to exist exists for good and is never replaced."""
+        """I3: every checkpoint that was reported to a driver exists for good and is never replaced."""
         completed = self.checkpoints()
         for driver in self.drivers:
             assert {manifest.ref for manifest in driver.reported} <= {manifest.ref for manifest in completed}
@@ -113,7 +113,7 @@ class Fencing(RuleBasedStateMachine):
 
     @invariant()
     def older_epochs_add_nothing(self) -> None:
-        """I4: after a claim has returned, no checkpoint of an older epoch appears that was not there."""
+        """I4: after a claim has returned, no new checkpoint of an older epoch appears."""
         for epoch, before in self.claimed:
             older = {(manifest.id, manifest.uid) for manifest in self.checkpoints() if manifest.epoch < epoch}
             assert older <= before
@@ -127,7 +127,7 @@ class Fencing(RuleBasedStateMachine):
         return [self.decoded[key] for key in keys if self.decoded[key].kind is not ManifestKind.FENCE]
 
     def process(self) -> JobStore:
-        """Return what a process that was just started knows."""
+        """Return the state of a new process."""
         self.hosts += 1
         jobs = JobStore(self.store, "job", FakeClock(), FakeIds(self.hosts))
         plan, self.planned = self.planned, []
@@ -147,7 +147,7 @@ class Fencing(RuleBasedStateMachine):
         return any(name == _LOSE for name, _ in steps)
 
     def run(self, step: Step) -> None:
-        """Let a driver do its step, unless it is in the middle of one."""
+        """Let a driver execute its step, unless it is in the middle of one."""
         name, number = step
         driver = self.drivers[number] if self.drivers else None
         if driver is None or driver.busy or name == _LOSE:
@@ -162,35 +162,35 @@ class Fencing(RuleBasedStateMachine):
         finally:
             driver.busy = False
 
-    def _claim(self, driver: Driver) -> None:
+    def _claim(self, driver: FencedDriver) -> None:
         driver.epoch, driver.open_request = 0, None
         epoch, latest = driver.jobs.claim("driver")
         driver.epoch, driver.latest = epoch, latest
         self.claimed.append((epoch, {(manifest.id, manifest.uid) for manifest in self.checkpoints()}))
 
-    def _take_over(self, driver: Driver) -> None:
+    def _take_over(self, driver: FencedDriver) -> None:
         self._claim(driver)
         self._create(driver)
 
-    def _create(self, driver: Driver) -> None:
+    def _create(self, driver: FencedDriver) -> None:
         if driver.epoch and driver.open_request is None:
             self._request(driver, driver.latest)
 
-    def _repeat(self, driver: Driver) -> None:
+    def _repeat(self, driver: FencedDriver) -> None:
         """Execute the batch again whose request was not answered: the same base, another uid."""
         if driver.epoch and driver.open_request is not None:
             self._request(driver, driver.latest)
 
-    def _retry(self, driver: Driver) -> None:
+    def _retry(self, driver: FencedDriver) -> None:
         """Send the request again that was not answered."""
         if driver.epoch and driver.open_request is not None:
             self._send(driver, driver.open_request)
 
-    def _crash(self, driver: Driver) -> None:
-        """Start the service of a driver anew; the driver goes on."""
+    def _crash(self, driver: FencedDriver) -> None:
+        """Restart the service of a driver; the driver continues."""
         driver.jobs = self.process()
 
-    def _request(self, driver: Driver, base: Manifest | None) -> None:
+    def _request(self, driver: FencedDriver, base: Manifest | None) -> None:
         request = Manifest(
             kind=ManifestKind.DELTA,
             job_uid=driver.jobs.job_uid,
@@ -203,7 +203,7 @@ class Fencing(RuleBasedStateMachine):
         )
         self._send(driver, request)
 
-    def _send(self, driver: Driver, request: Manifest) -> None:
+    def _send(self, driver: FencedDriver, request: Manifest) -> None:
         driver.open_request = request
         made, _ = driver.jobs.create(request)
         driver.latest, driver.open_request = made, None

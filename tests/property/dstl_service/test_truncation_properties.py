@@ -1,7 +1,7 @@
 """
 A state whose log is truncated and compacted at random, against a plain dict.
 
-Steps: checkpoints log changes of partitions, whose number changes; snapshots of tables are made and enter some
+Steps: checkpoints log changes of partitions, whose number changes; snapshots of tables are taken and enter some
 checkpoints later; compactions read a state and enter later, if they still fit. A failure means that some table would be
 restored to a value that the log never had at that checkpoint.
 """
@@ -38,7 +38,7 @@ def within(changes: Changes, *parts: KeyGroupRange) -> Changes:
 
 
 class TruncatedState:
-    """One operator's state, changed as a coordinator changes it."""
+    """One operator's state, changed the way a coordinator changes it."""
 
     def __init__(self, parallelism: int = 1) -> None:
         self.view = StateView((), [])
@@ -61,7 +61,7 @@ class TruncatedState:
         return SegmentHandle(key, 1000, entry)
 
     def checkpoint(self, changed: Changes, *, entering: int = 0, compacting: bool = False) -> None:
-        """Complete a checkpoint: what is ready enters its state, then its changes are logged, perhaps compacted."""
+        """Complete a checkpoint: pending results enter its state, then its changes are logged, perhaps compacted."""
         made, self.made = self.made[:entering], self.made[entering:]
         view = truncate(self.view, made)
         for replacement in self.compacted[:1]:
@@ -81,7 +81,7 @@ class TruncatedState:
             self.compact()
 
     def snapshot(self, key_groups: KeyGroupRange) -> None:
-        """Make a snapshot of a table at the newest checkpoint; of any key groups, as older parallelism had them."""
+        """Take a snapshot of a table at the newest checkpoint, of any key groups, as at an older parallelism."""
         if self.checkpoint_id < 0:
             return
         self.number += 1
@@ -90,7 +90,7 @@ class TruncatedState:
         self.made.append(MaterializationHandle("op", key_groups, self.checkpoint_id, uid, uid, 1))
 
     def compact(self) -> None:
-        """Compact the log as it is now; the result waits for the next checkpoint."""
+        """Compact the current log; the result waits for the next checkpoint."""
         operator = OperatorInfo("op", self.parallelism, "{}", {})
         sizes = {operator.name: log_size(self.view, operator.name)}
         for compaction in choose_compactions(self.view, [operator], sizes, self.checkpoint_id, KEY_GROUPS, EAGER):
@@ -105,7 +105,7 @@ class TruncatedState:
             self.compacted.append(Replacement(compaction, tuple(added), "uid"))
 
     def check(self) -> None:
-        """Restore tables of several parallelisms; everything that is in the state must count for one of them."""
+        """Restore tables of several parallelisms; every part of the state must count for one of them."""
         for parallelism in (1, 3):
             for partition in range(parallelism):
                 wanted = key_group_range(partition, parallelism, KEY_GROUPS)
@@ -114,7 +114,7 @@ class TruncatedState:
             assert key_groups_of_segment(handle, self.view.materializations, KeyGroupRange(0, KEY_GROUPS - 1))
 
     def restored(self, wanted: KeyGroupRange) -> Changes:
-        """Restore a table as a plan says."""
+        """Restore a table by a plan."""
         table: Changes = {}
         counted = key_groups_by_materialization(self.view.materializations, bases_of(self.view.log, "op"), wanted)
         for materialization, parts in counted:
@@ -127,7 +127,7 @@ class TruncatedState:
 
 @pytest.mark.parametrize("seed", range(5))
 def test_every_table_is_restored(seed: int) -> None:
-    """I14: whatever key groups a table has, what counts for it leads to the values of the newest checkpoint."""
+    """I14: for a table of any key groups, its plan leads to the values of the newest checkpoint."""
     chance = random.Random(seed)
     for _ in range(150):
         state = TruncatedState(chance.randint(1, 4))
@@ -146,7 +146,7 @@ def test_every_table_is_restored(seed: int) -> None:
 
 
 def test_late_snapshot_brings_no_deleted_key_back() -> None:
-    """A snapshot that comes in behind a newer base is not used: the base tells nothing of what was deleted between."""
+    """A snapshot that is applied after a newer base is not used: the base does not record deletions between them."""
     state = TruncatedState()
     state.checkpoint({(0, 0): 1})
     state.checkpoint({(1, 0): 1})

@@ -1,4 +1,4 @@
-"""A process that is paused, or killed, at any of its store calls, while others do what they do."""
+"""A process that is paused or killed at any of its store calls, while other processes act."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ Step = Callable[[], object]
 
 
 class Killed(BaseException):
-    """Ends a process where it stands; nobody catches it."""
+    """Ends a process at its current call; no code catches it."""
 
 
 def kill() -> None:
@@ -23,10 +23,10 @@ def kill() -> None:
 
 class PausingStore:
     """
-    Passes the calls of one process on to a store that others use as well; at chosen calls the process is paused.
+    Forwards the calls of one process to a store that others use as well; at chosen calls the process is paused.
 
     Args:
-        inner: The store that all use.
+        inner: The shared store.
     """
 
     def __init__(self, inner: ObjectStore) -> None:
@@ -49,27 +49,27 @@ class PausingStore:
         self._numbered[call] = step
 
     def put(self, key: str, data: ObjectData, *, if_absent: bool = False) -> None:
-        """Pass the call on when it is its turn."""
+        """Forward the call when it is its turn."""
         self._reach("put", key)
         self._inner.put(key, data, if_absent=if_absent)
 
     def get(self, key: str) -> bytes:
-        """Pass the call on when it is its turn."""
+        """Forward the call when it is its turn."""
         self._reach("get", key)
         return self._inner.get(key)
 
     def get_range(self, key: str, offset: int, size: int) -> bytes:
-        """Pass the call on when it is its turn."""
+        """Forward the call when it is its turn."""
         self._reach("get_range", key)
         return self._inner.get_range(key, offset, size)
 
     def head(self, key: str) -> ObjectInfo:
-        """Pass the call on when it is its turn."""
+        """Forward the call when it is its turn."""
         self._reach("head", key)
         return self._inner.head(key)
 
     def list(self, prefix: str, *, start_after: str = "") -> Iterator[ObjectInfo]:
-        """Return what is there when it is its turn, in one page."""
+        """Return the existing objects when it is its turn, in one page."""
         self._reach("list", prefix)
         return iter(list(self._inner.list(prefix, start_after=start_after)))
 
@@ -80,7 +80,7 @@ class PausingStore:
             self._inner.delete([key])
 
     def check_writable(self) -> None:
-        """Pass the call on when it is its turn."""
+        """Forward the call when it is its turn."""
         self._reach("check_writable", "")
         self._inner.check_writable()
 
@@ -101,11 +101,11 @@ class PausingStore:
 
 class StaleStore(PausingStore):
     """
-    What a host sees of a mounted file system that caches listings: objects are as they are, listings are old.
+    A host's view of a mounted file system that caches listings: objects are current, listings are stale.
 
     Args:
-        inner: The store that all use.
-        prefix: Of what the listings are old.
+        inner: The shared store.
+        prefix: Prefix of the stale listings.
     """
 
     def __init__(self, inner: ObjectStore, prefix: str = "") -> None:
@@ -114,7 +114,7 @@ class StaleStore(PausingStore):
         self._listed = list(inner.list(prefix))
 
     def list(self, prefix: str, *, start_after: str = "") -> Iterator[ObjectInfo]:
-        """Return what was there when this host looked first."""
+        """Return the listing of this host's first read."""
         if not prefix.startswith(self._prefix):
             return super().list(prefix, start_after=start_after)
         self._reach("list", prefix)
@@ -123,9 +123,9 @@ class StaleStore(PausingStore):
 
 class CachedStore(StaleStore):
     """
-    What a host sees that caches absent names, too: what was not there when it looked first is not there.
+    The view of a host that also caches absent names: a name that was absent at its first read stays absent.
 
-    What exists is as it is, and so is what this host meets when it puts something.
+    Existing objects are current, and so is what this host finds when it puts something.
     """
 
     def __init__(self, inner: ObjectStore) -> None:
@@ -133,7 +133,7 @@ class CachedStore(StaleStore):
         self._found = {info.key for info in self._listed}
 
     def put(self, key: str, data: ObjectData, *, if_absent: bool = False) -> None:
-        """Pass the call on; from then on the name is known as it is."""
+        """Forward the call; from then on the name is up to date."""
         self._found.add(key)
         super().put(key, data, if_absent=if_absent)
 

@@ -33,7 +33,7 @@ def segment(
 
 
 def handles_of(segments: Sequence[Segment], key: str = "job/segments/host/1.seg") -> list[SegmentHandle]:
-    """Return the handles that these sets have after they were stored as one object."""
+    """Return the handles of these sets after they were stored as one object."""
     buffers, entries = encode_object(segments)
     return [SegmentHandle(key, sum(len(buffer) for buffer in buffers), entry) for entry in entries]
 
@@ -47,14 +47,14 @@ def stored(
 
 
 def opened(store: ObjectStore, host: int = 0) -> JobStore:
-    """Return the job's store as a process sees it that opened the job."""
+    """Return the job's store as seen by a process that opened the job."""
     jobs = JobStore(store, "job", FakeClock(), FakeIds(host))
     jobs.open(None)
     return jobs
 
 
 def registered(register: SavepointRegister) -> set[str]:
-    """Return what people call the savepoints and pins that are on the register."""
+    """Return the names of the savepoints and pins on the register."""
     now = register.read()
     return {now.title(one) for one in now.objects}
 
@@ -91,7 +91,7 @@ def manifest(
 
 
 class SteppingStore(MemoryStore):
-    """A store in memory that lets something else happen just before a put or delete, as another process could."""
+    """A store in memory that runs a step just before a put or delete, like another process."""
 
     def __init__(self) -> None:
         super().__init__()

@@ -1,4 +1,4 @@
-"""Snapshots without RocksDB: folders with files of the right names, and materializations that are stored already."""
+"""Snapshots without RocksDB: folders with files of the right names, and materializations that are already stored."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ FILES = {
 
 
 def snapshot_folder(folder: Path, **changed: bytes) -> Path:
-    """Make a folder that looks like a snapshot; names of `changed` are SST files, whose only block is given."""
+    """Create a folder that looks like a snapshot; the names in `changed` are SST files with the given only block."""
     folder.mkdir()
     new = {f"{name.strip('_')}.sst": sst_file(data) for name, data in changed.items()}
     for name, data in {**FILES, **new}.items():

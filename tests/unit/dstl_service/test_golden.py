@@ -1,8 +1,8 @@
 """
 Formats on disk and over HTTP, byte for byte: each value here is written as the file of its name in ``tests/golden``.
 
-A failure means that what older programs wrote, or read, is no longer what this one writes. Formats only grow: a new
-field belongs into a new file, beside those that are here.
+A failure means that this program no longer writes, or reads, the bytes of older programs. Formats only grow: a new
+field belongs into a new file, beside the existing ones.
 """
 
 from __future__ import annotations
@@ -92,7 +92,7 @@ def compare(name: str, data: bytes) -> None:
 
 @pytest.mark.parametrize("name", MANIFESTS)
 def test_manifest_is_golden(name: str) -> None:
-    """A manifest of each kind has the bytes that it always had, and is read from them."""
+    """A manifest of each kind has the same bytes as ever, and is read from them."""
     compare(f"{name}.json", encode_manifest(MANIFESTS[name]))
 
     assert decode_manifest((GOLDEN / f"{name}.json").read_bytes(), name) == MANIFESTS[name]
@@ -100,7 +100,7 @@ def test_manifest_is_golden(name: str) -> None:
 
 @pytest.mark.parametrize("name", RECORDS)
 def test_checkpoint_record_is_golden(name: str) -> None:
-    """A checkpoint's note has the bytes that it always had, and is read from them."""
+    """A checkpoint's note has the same bytes as ever, and is read from them."""
     compare(f"{name}.json", encode_note(RECORDS[name]))
 
     assert decode_note((GOLDEN / f"{name}.json").read_bytes(), name) == RECORDS[name]
@@ -108,28 +108,28 @@ def test_checkpoint_record_is_golden(name: str) -> None:
 
 @pytest.mark.parametrize("name", EPOCHS)
 def test_epoch_is_golden(name: str) -> None:
-    """The record of an epoch has the bytes that it always had, and is read from them."""
+    """The record of an epoch has the same bytes as ever, and is read from them."""
     compare(f"{name}.json", EPOCHS[name].encode())
 
     assert EpochRecord.decode((GOLDEN / f"{name}.json").read_bytes(), name) == EPOCHS[name]
 
 
 def test_job_is_golden() -> None:
-    """The record of a job has the bytes that it always had, and is read from them."""
+    """The record of a job has the same bytes as ever, and is read from them."""
     compare("job.json", encode_job("job-uid", 128))
 
     assert decode_job((GOLDEN / "job.json").read_bytes(), "job.json") == ("job-uid", 128)
 
 
 def test_materialization_index_is_golden() -> None:
-    """The index of a materialization has the bytes that it always had, and is read from them."""
+    """The index of a materialization has the same bytes as ever, and is read from them."""
     compare("materialization-index.json", encode_index(INDEX))
 
     assert decode_index((GOLDEN / "materialization-index.json").read_bytes(), "index") == INDEX
 
 
 def test_segment_object_is_golden() -> None:
-    """A segment object has the bytes that it always had, note included, and is read from them."""
+    """A segment object has the same bytes as ever, note included, and is read from them."""
     note = CheckpointRecord("job", "uid", 128, 1, "u", 3, None, "", "", (), (NotedSet(SEGMENTS[0].id, 1),)).to_segment()
     segments = sorted([*SEGMENTS, note], key=lambda item: (item.id.operator, item.id.partition, item.id.sqn))
     compare("segment-object.seg", b"".join(bytes(part) for part in encode_object(segments)[0]))
@@ -139,7 +139,7 @@ def test_segment_object_is_golden() -> None:
 
 
 class TestRestoreFrames:
-    """What a restore answers."""
+    """The answers to a restore."""
 
     def test_segments_are_golden(self) -> None:
         """Change sets, one of them for some of its key groups only, and the end."""
@@ -148,7 +148,7 @@ class TestRestoreFrames:
             compare("restore-step.frames", _restored(life, refs[1], refs[0]))
 
     def test_snapshot_is_golden(self) -> None:
-        """A snapshot with its files, the change set behind it that counts in part, and the one after."""
+        """A snapshot with its files, the change set after it that counts in part, and the next one."""
         store = MemoryStore()
         with _job(store) as (_, refs):
             pass
@@ -174,7 +174,7 @@ class TestRestoreFrames:
             compare("read.frames", answer.content)
 
     def test_errors_are_golden(self) -> None:
-        """An object that cannot be read: an error on an empty table, and the news that all must be asked for anew."""
+        """An unreadable object: an error on an empty table, and the notice that the restore must start again."""
         store = MemoryStore()
         with _job(store) as (_, refs):
             pass
@@ -201,6 +201,6 @@ def _restored(life: Life, want: dict[str, Any], at: dict[str, Any] | None = None
 
 
 def _named_in_order(stream: bytes) -> bytes:
-    """Return the stream with unique ids by the order in which they appear: who asked for one first does not count."""
+    """Return the stream with its unique ids renamed by first appearance: the order of requests does not matter."""
     names: dict[bytes, bytes] = {}
     return _ID.sub(lambda found: names.setdefault(found[0], b"%032x" % len(names)), stream)

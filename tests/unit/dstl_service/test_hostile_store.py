@@ -1,4 +1,4 @@
-"""The commands on a store whose writer is hostile: an error that names the object, and no control of the terminal."""
+"""The commands on a store with a hostile writer: an error that names the object, and no control of the terminal."""
 
 from __future__ import annotations
 
@@ -77,7 +77,7 @@ def manifest(**changed: Any) -> bytes:
 def test_commands_survive_hostile_objects(
     store: LocalStore, key: str, data: bytes, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """C14: every command ends with an exit code, and prints no control character that it found in the store."""
+    """C14: every command ends with an exit code, and prints no control character from the store."""
     store.put(key, data)
 
     codes = [main([*command, "--storage", store.url]) for command in COMMANDS]
@@ -92,13 +92,13 @@ def test_commands_survive_hostile_objects(
     "changed", [{"id": "x"}, {"epoch": 1.5}, {"created_ms": None}, {"offsets": 1}, {"uid": "../m"}]
 )
 def test_manifest_of_wrong_types_is_damaged(changed: dict[str, Any]) -> None:
-    """A manifest with a valid checksum and a field of another type is damaged, like one of other bytes."""
+    """A manifest with a valid checksum and a field of another type is as damaged as one with other bytes."""
     with pytest.raises(CorruptDataError, match="cannot be read"):
         decode_manifest(manifest(**changed), "key")
 
 
 def test_hostile_tombstone_is_an_error_with_its_key(store: LocalStore) -> None:
-    """A tombstone whose job is no job's name is damaged: it leads to no other place of the store."""
+    """A tombstone with an invalid job name is damaged: it leads to no other place of the store."""
     store.put("@deleted/job.json", json.dumps(TOMBSTONE | {"uid": "../x"}).encode())
 
     with pytest.raises(CorruptDataError, match=r"@deleted/job\.json"):
@@ -106,7 +106,7 @@ def test_hostile_tombstone_is_an_error_with_its_key(store: LocalStore) -> None:
 
 
 def test_damaged_tombstone_keeps_no_other_job(store: LocalStore) -> None:
-    """C14: a tombstone that cannot be read is in the way of no other deleted job's collection (I12)."""
+    """C14: an unreadable tombstone does not prevent the collection of other deleted jobs (I12)."""
     deletions = Deletions(store, SystemClock(), SystemIds())
     deletions.bury("job", "me", 0)
     for key in ("@deleted/a.json", "@deleted/z.json"):
@@ -116,7 +116,7 @@ def test_damaged_tombstone_keeps_no_other_job(store: LocalStore) -> None:
 
 
 def test_tombstone_that_is_out_of_reach_is_not_damaged(store: LocalStore) -> None:
-    """A store that does not answer for a tombstone is asked again later; nobody is told to remove the object."""
+    """If the store does not answer for a tombstone, it is read again later; no message asks to remove the object."""
     Deletions(store, SystemClock(), SystemIds()).bury("job", "me", 0)
     faulty = FaultyStore(store)
     faulty.inject(Fault("get", FaultKind.FAIL_BEFORE))

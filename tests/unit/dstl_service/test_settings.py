@@ -1,4 +1,4 @@
-"""The service's settings and how they must fit each other."""
+"""The service's settings, and which of them fit together."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ def test_defaults_are_those_of_design() -> None:
     ],
 )
 def test_values_that_do_not_fit_are_refused(settings: dict[str, Any], message: str) -> None:
-    """A value that cannot be, or does not fit the others, stops the start with a message that names it."""
+    """An invalid value, or one that does not fit the others, stops the start with a message that names it."""
     groups = {"batch": BatchSettings, "upload": UploadSettings, "cache": CacheSettings, "gc": GcSettings}
     with pytest.raises(InvalidInputError, match=message):
         ServiceSettings(
@@ -76,7 +76,7 @@ def test_host_name_must_fit_keys() -> None:
 
 @pytest.mark.parametrize("name", ["plain", "with.domain.example", "-odd-", "ümlaut", "", "...", "x" * 300])
 def test_default_host_id_is_legal(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Whatever a host is called, the default id fits into object keys."""
+    """Whatever a host's name, the default id fits into object keys."""
     monkeypatch.setattr("socket.gethostname", lambda: name)
 
     assert validate_name("host", default_host_id())
@@ -90,7 +90,7 @@ def test_token_needs_one_source() -> None:
 
 
 def test_settings_show_no_secret() -> None:
-    """The text of settings, as in a log or a traceback, has no token."""
+    """The text of settings, as in a log or a traceback, contains no token."""
     assert "5ecret" not in repr(ServiceSettings("memory://x", token="5ecret"))
 
 
@@ -98,7 +98,7 @@ def test_settings_show_no_secret() -> None:
     "url", ["ftp://host", "http://user:5ecret@host:1", "http://host?x=1", "host:80", "http://", "file:///etc/passwd"]
 )
 def test_advertised_address_is_checked(url: str) -> None:
-    """What other services shall call is an HTTP address without a user; one with a password is not repeated."""
+    """The address for other services is an HTTP address without a user; a password in it is not repeated."""
     with pytest.raises(InvalidInputError, match="advertised_url must be") as caught:
         ServiceSettings("memory://x", advertised_url=url)
     assert "5ecret" not in str(caught.value)
@@ -106,18 +106,18 @@ def test_advertised_address_is_checked(url: str) -> None:
 
 @pytest.mark.parametrize("url", ["http://host:1", "https://h.example", "http://[::1]:8000", "https://h/prefix"])
 def test_usual_advertised_address_is_taken(url: str) -> None:
-    """Names, IPv6 addresses and a path in front of a proxy are fine."""
+    """Names, IPv6 addresses and a path of a proxy are valid."""
     assert ServiceSettings("memory://x", advertised_url=url).advertised_url == url
 
 
 def test_socket_has_no_advertised_address() -> None:
-    """A service on a Unix socket listens on no TCP address, so it cannot tell other hosts one."""
+    """A service on a Unix socket listens on no TCP address, so it cannot advertise one."""
     with pytest.raises(InvalidInputError, match="advertised_url is for TCP"):
         ServiceSettings("memory://x", socket_path=Path("s"), advertised_url="http://host:1")
 
 
 def test_tls_files_must_be_there(tmp_path: Path) -> None:
-    """A certificate that cannot be read, a key without one, and TLS on a Unix socket are refused at the start."""
+    """An unreadable certificate, a key without one, and TLS on a Unix socket are refused at the start."""
     path = tmp_path / "a.pem"
     with pytest.raises(InvalidInputError, match="cannot be read"):
         TlsSettings(certificate_file=path)
@@ -129,7 +129,7 @@ def test_tls_files_must_be_there(tmp_path: Path) -> None:
 
 
 def test_options_go_to_stores_of_s3_only() -> None:
-    """A store of S3 gets what was set, and a connection for every thread; others get nothing."""
+    """A store of S3 gets its settings, and a connection for every thread; other stores get nothing."""
     s3 = S3Settings(region="eu-central-1", sse="aws:kms", sse_kms_key_id="key")
     upload = UploadSettings(threads=4, attempts_max=2)
     options = ServiceSettings("s3://bucket/p", s3=s3, upload=upload, io_threads=3).store_options()
@@ -142,7 +142,7 @@ def test_options_go_to_stores_of_s3_only() -> None:
 
 
 def test_every_s3_setting_is_an_option_of_the_store() -> None:
-    """What can be set is what the store of S3 takes, under the same name."""
+    """The settings are the options of the S3 store, under the same names."""
     parameters = inspect.signature(S3Store).parameters
 
     assert {item.name for item in fields(S3Settings)} <= parameters.keys()

@@ -18,7 +18,7 @@ STORAGE = {"storage": "memory://x"}
 
 @pytest.fixture
 def config(tmp_path: Path) -> Path:
-    """Return the path of a settings file that says a little."""
+    """Return the path of a small settings file."""
     path = tmp_path / "dstl.toml"
     path.write_text(
         'storage = "memory://file"\nio_threads = 3\nsocket_path = "/s"\n[batch]\ndelay_ms = 1\nsize_bytes = 2\n'
@@ -35,7 +35,7 @@ def load(text: str, tmp_path: Path) -> ServiceSettings:
 
 
 def test_stronger_source_wins(config: Path) -> None:
-    """The command line wins over the environment, that over the file, that over the default."""
+    """The command line overrides the environment, which overrides the file, which overrides the default."""
     settings = load_settings(
         {"batch.delay_ms": "4", "storage": None},
         {"DSTL_BATCH_DELAY_MS": "5", "DSTL_BATCH_SIZE_BYTES": "6", "DSTL_UPLOAD_ATTEMPTS_MAX": "2"},
@@ -48,7 +48,7 @@ def test_stronger_source_wins(config: Path) -> None:
 
 
 def test_environment_names_file(config: Path) -> None:
-    """Without --config the settings file is the one that DSTL_CONFIG names."""
+    """Without --config, DSTL_CONFIG names the settings file."""
     assert load_settings({}, {"DSTL_CONFIG": str(config)}).io_threads == 3
 
 
@@ -60,7 +60,7 @@ def test_process_environment_is_default(monkeypatch: pytest.MonkeyPatch) -> None
 
 
 def test_older_variables_still_work() -> None:
-    """The names of the variables before there were groups still work."""
+    """The variables' names from before the groups still work."""
     changed = load_settings(
         STORAGE,
         {
@@ -97,7 +97,7 @@ def test_older_variables_still_work() -> None:
     ],
 )
 def test_wrong_variable_is_refused(variable: str, value: str, message: str) -> None:
-    """A variable whose value is of the wrong type, or that nearly is a setting, stops the start."""
+    """A variable with a value of the wrong type, or with a name that resembles a setting's, stops the start."""
     with pytest.raises(InvalidInputError, match=message):
         load_settings(STORAGE, {variable: value})
 
@@ -116,7 +116,7 @@ def test_wrong_variable_is_refused(variable: str, value: str, message: str) -> N
     ],
 )
 def test_variable_of_others_is_left_alone(variable: str, value: str) -> None:
-    """What the backend, tests or Kubernetes put into the environment does not disturb the service."""
+    """Variables of the backend, of tests or of Kubernetes do not disturb the service."""
     assert load_settings(STORAGE, {variable: value}) == load_settings(STORAGE, {})
 
 
@@ -142,7 +142,7 @@ def test_wrong_file_is_refused(text: str, message: str, tmp_path: Path) -> None:
 
 
 def test_missing_file_is_refused() -> None:
-    """A settings file that was named must be there."""
+    """A settings file that is named must exist."""
     with pytest.raises(InvalidInputError, match=r"/none.toml cannot be read"):
         load_settings(STORAGE, {}, "/none.toml")
 
@@ -154,7 +154,7 @@ def test_storage_must_be_named() -> None:
 
 
 def test_unknown_name_on_command_line_is_refused(capsys: pytest.CaptureFixture[str]) -> None:
-    """--set refuses what is no setting, and what has no value, before anything is opened."""
+    """--set refuses an unknown setting, and one without a value, before anything is opened."""
     assert cli.main(["serve", "--storage", "memory://x", "--set", "batch.dely_ms=1"]) == 2
     assert cli.main(["serve", "--storage", "memory://x", "--set", "batch.delay_ms"]) == 2
 
@@ -190,7 +190,7 @@ def test_text_is_read_by_type(kind: Any, text: str, value: Any) -> None:
     ],
 )
 def test_text_of_other_type_is_refused(kind: Any, text: str, must: str) -> None:
-    """Text of another form is refused; what a value must be is said, and a secret is not repeated."""
+    """Text of another form is refused; the message says what a value must be, and does not repeat a secret."""
     with pytest.raises(InvalidInputError, match=f"here must be {must}, it is '{text}'"):
         Setting("group", "name", kind, False, None, False).parse(text, "here")
     with pytest.raises(InvalidInputError, match="it is something else"):
@@ -198,13 +198,13 @@ def test_text_of_other_type_is_refused(kind: Any, text: str, must: str) -> None:
 
 
 def test_empty_text_is_no_value() -> None:
-    """A setting that may be missing is missing if its variable is empty."""
+    """An optional setting is unset if its variable is empty."""
     assert load_settings(STORAGE, {"DSTL_SOCKET_PATH": "", "DSTL_TOKEN_FILE": ""}) == load_settings(STORAGE, {})
 
 
 @pytest.mark.parametrize("path", [path for path, setting in known_settings().items() if path != "storage"])
 def test_every_setting_has_three_sources(path: str, tmp_path: Path) -> None:
-    """A declared field is all that a setting needs to be given by file, environment and command line."""
+    """Declaring a field is enough to set it by file, environment and command line."""
     setting = known_settings()[path]
     value = {int: 1801, float: 1.5, bool: True, str: "a", Path: "/a"}.get(setting.kind) or get_args(setting.kind)[0]
     text = str(value).lower() if setting.kind is bool else str(value)

@@ -1,4 +1,4 @@
-"""What client and service say to each other."""
+"""The messages between client and service."""
 
 from __future__ import annotations
 
@@ -41,14 +41,14 @@ STREAM = b"".join(b"".join(encode_frame(header, payload)) for header, payload in
 
 
 def test_frames_survive_round_trip() -> None:
-    """Headers and payloads come back as they were, with the payload's size in the header."""
+    """Headers and payloads are decoded unchanged, with the payload's size in the header."""
     decoded = list(decode_frames(io.BytesIO(STREAM)))
 
     assert [({**header, "size": len(payload)}, payload) for header, payload in FRAMES] == decoded
 
 
 def test_stream_is_read_to_end_frame_only() -> None:
-    """What lies behind the frame of kind end is not touched."""
+    """Bytes after the frame of kind end are not read."""
     stream = io.BytesIO(STREAM + b"more")
     list(decode_frames(stream))
 
@@ -56,7 +56,7 @@ def test_stream_is_read_to_end_frame_only() -> None:
 
 
 def test_every_cut_of_stream_is_found() -> None:
-    """I10: a stream that breaks off anywhere is an error, never a shorter restore."""
+    """I10: a stream that ends early at any position is an error, never a shorter restore."""
     for size in range(len(STREAM)):
         with pytest.raises(CorruptDataError):
             list(decode_frames(io.BytesIO(STREAM[:size])))
@@ -82,7 +82,7 @@ def framed(head: bytes, payload: bytes = b"") -> bytes:
     ],
 )
 def test_other_stream_is_corrupt(stream: bytes) -> None:
-    """A stream that is no stream of frames is reported as damaged, whatever is wrong with it."""
+    """A malformed stream is reported as damaged, whatever is wrong with it."""
     with pytest.raises(CorruptDataError):
         list(decode_frames(io.BytesIO(stream)))
 
@@ -100,7 +100,7 @@ RESTORE_FRAMES: list[RestoreFrame] = [
 
 
 def test_restore_frames_survive_round_trip() -> None:
-    """What a service writes of a restore is what a table reads, each kind of frame with its payload."""
+    """A table reads a restore exactly as a service writes it, each kind of frame with its payload."""
     stream = b"".join(write_frame(frame, b"payload") for frame in RESTORE_FRAMES)
 
     assert list(read_frames(decode_frames(io.BytesIO(stream)))) == [(frame, b"payload") for frame in RESTORE_FRAMES]
@@ -121,13 +121,13 @@ def test_restore_frames_survive_round_trip() -> None:
     ],
 )
 def test_frame_that_says_too_little_is_corrupt(header: dict[str, Any]) -> None:
-    """A frame of an unknown kind, or without what a table needs, is damage that names its kind, not a bug."""
+    """A frame of an unknown kind, or without a required field, is damage that names its kind, not a bug."""
     with pytest.raises(CorruptDataError, match=header["kind"]):
         read_frame(header)
 
 
 def test_reference_survives_round_trip() -> None:
-    """A checkpoint's reference is the same after it was text."""
+    """A checkpoint's reference survives the conversion to text."""
     ref = CheckpointRef(17, 3, "0af")
 
     assert CheckpointRef.parse(ref.to_text()) == ref
@@ -135,7 +135,7 @@ def test_reference_survives_round_trip() -> None:
 
 @pytest.mark.parametrize("text", ["", "1.2", "1.2.", "a.2.u", "1.-2.u", "1.2.u.v", " 1.2.u", "²", "².1.u", "1.2.u\n3"])
 def test_other_reference_is_refused(text: str) -> None:
-    """Text of another form is no reference, and the message shows the form."""
+    """Text of another form is not a reference, and the message shows the form."""
     with pytest.raises(InvalidInputError, match="<id>"):
         CheckpointRef.parse(text)
 
@@ -158,12 +158,12 @@ def test_request_is_plain_json() -> None:
     ],
 )
 def test_quick_json_is_that_of_all_fields(ref: ChangeSetRef) -> None:
-    """The quick way to a reference's JSON leaves no field out and changes none."""
+    """The fast path to a reference's JSON omits no field and changes none."""
     assert ref.to_json() == to_json(ref)
 
 
 def test_reference_names_change_set() -> None:
-    """A reference together with the job is the identity of a set."""
+    """A reference and the job together identify a set."""
     set_id = ChangeSetRef("op", 1, 2, 3, 4, 5, 6, "service").change_set_id("job")
 
     assert set_id.to_dict() == {
@@ -185,5 +185,5 @@ def test_reference_names_change_set() -> None:
     ],
 )
 def test_ref_writes_itself(ref: ChangeSetRef) -> None:
-    """A reference's own JSON says what that of any wire value says."""
+    """A reference's own JSON equals that of any wire value."""
     assert json.loads(ref.to_json()) == json.loads(to_json(ref))

@@ -14,7 +14,7 @@ import pytest
 
 from examples import flights_demo, flights_processes
 from examples.flights_files import append_line
-from examples.flights_processes import Driver, Layout, running_batch, sidecar_pid
+from examples.flights_processes import DriverProcess, Layout, running_batch, sidecar_pid
 from examples.flights_report import DemoRun, Kill, figures_of, read_checkpoint_figures, write_html
 from tools.reporting.figures import Figure, Goal
 
@@ -76,7 +76,7 @@ def test_kill_takes_children_along(tmp_path: Path, monkeypatch: pytest.MonkeyPat
             [sys.executable, "-c", script], stdout=subprocess.PIPE, start_new_session=options["start_new_session"]
         ),
     )
-    driver = Driver(Layout(tmp_path), "changelog")
+    driver = DriverProcess(Layout(tmp_path), "changelog")
     driver.start()
     process = driver._process
     assert process is not None

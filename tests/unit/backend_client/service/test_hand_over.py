@@ -15,7 +15,7 @@ from storage.errors import ConflictError, DstlError, InvalidInputError, Unavaila
 from storage.key_groups import KeyGroupRange
 
 
-class Sidecar:
+class RecordingSidecar:
     """A service that accepts a snapshot, or answers with an error."""
 
     def __init__(self, error: DstlError | None = None) -> None:
@@ -39,7 +39,7 @@ def table(tmp_path: Path) -> Iterator[StateTable]:
     made.close()
 
 
-def hand_over(table: StateTable, sidecar: Sidecar) -> bool:
+def hand_over(table: StateTable, sidecar: RecordingSidecar) -> bool:
     """Hand a snapshot over."""
     version = CheckpointRef(7, 0, "u")
     # Replace table and client.
@@ -48,7 +48,7 @@ def hand_over(table: StateTable, sidecar: Sidecar) -> bool:
 
 def test_sidecar_gets_the_folder(table: StateTable, tmp_path: Path) -> None:
     """The sidecar gets the table's key groups, version and folder; the folder is the sidecar's from then on."""
-    sidecar = Sidecar()
+    sidecar = RecordingSidecar()
 
     assert hand_over(table, sidecar)
     [(path, body)] = sidecar.posted
@@ -61,7 +61,7 @@ def test_sidecar_gets_the_folder(table: StateTable, tmp_path: Path) -> None:
 @pytest.mark.parametrize("kind", [UnavailableError, ConflictError, InvalidInputError])
 def test_refused_snapshot_fails_nothing(table: StateTable, tmp_path: Path, kind: type[DstlError]) -> None:
     """I13: whatever the sidecar answers, the task keeps its table, and no folder is left."""
-    assert not hand_over(table, Sidecar(kind("no")))
+    assert not hand_over(table, RecordingSidecar(kind("no")))
 
     assert not list(tmp_path.glob("*.snapshot-*"))
     assert table.get(b"\0\x05k") == b"v"
@@ -74,13 +74,13 @@ def test_snapshot_without_room_fails_nothing(
     (tmp_path / "0.snapshot-x").write_text("in the way")
     monkeypatch.setattr("uuid.uuid4", lambda: type("Fixed", (), {"hex": "x"}))
 
-    assert not hand_over(table, Sidecar())
+    assert not hand_over(table, RecordingSidecar())
     assert table.get(b"\0\x05k") == b"v"
 
 
 def test_table_elsewhere_is_not_stored(table: StateTable) -> None:
     """I10: a table at another version than the checkpoint never becomes its materialization."""
-    sidecar = Sidecar()
+    sidecar = RecordingSidecar()
     version = CheckpointRef(8, 0, "u")
     groups = KeyGroupRange(0, 9)
 

@@ -28,8 +28,8 @@ from storage.memory_store import MemoryStore
 from storage.model import ChangeSetId, Segment, SegmentHandle, Writer
 from storage.object_store import ObjectData, ObjectStore
 from storage.testing import FakeClock, FakeIds, Fault, FaultKind, FaultyStore, RecordingStore
+from tests.unit.dstl_service.job_history import JobHistory
 from tests.unit.dstl_service.samples import handles_of, manifest, opened
-from tests.unit.dstl_service.world import World
 
 GROUPS = KeyGroupRange(0, 127)
 MANIFESTS = "job/checkpoints/*"
@@ -249,12 +249,12 @@ def test_new_epoch_ends_running_complete() -> None:
 
 def test_driver_paused_past_retention_is_fenced() -> None:
     """A driver that paused while its checkpoints were subsumed finds its place taken, not free (I4)."""
-    world = World()
-    world.complete(world.object(0), kind=ManifestKind.COMPLETE)
-    assert world.newest is not None
-    late = manifest(1, world.epoch, world.newest.ref, job_uid=world.jobs.job_uid)
-    sleeper = world.jobs
-    newer = World(world.store)
+    history = JobHistory()
+    history.complete(history.object(0), kind=ManifestKind.COMPLETE)
+    assert history.newest is not None
+    late = manifest(1, history.epoch, history.newest.ref, job_uid=history.jobs.job_uid)
+    sleeper = history.jobs
+    newer = JobHistory(history.store)
     for _ in range(3):
         newer.complete(kind=ManifestKind.COMPLETE)
     newer.clock.advance(10**9)
@@ -267,13 +267,13 @@ def test_driver_paused_past_retention_is_fenced() -> None:
 
 def test_subsumed_chain_is_deleted_from_its_end() -> None:
     """A process that dies while it deletes subsumed manifests leaves no broken chain (I3)."""
-    world = World()
+    history = JobHistory()
     refs = []
     for number in range(3):
-        world.complete(world.object(number))
-        assert world.newest is not None
-        refs.append(world.newest.ref)
-    recorded = RecordingStore(world.store)
+        history.complete(history.object(number))
+        assert history.newest is not None
+        refs.append(history.newest.ref)
+    recorded = RecordingStore(history.store)
 
     opened(recorded).delete_manifests(refs)
 

@@ -33,7 +33,7 @@ from tests.unit.dstl_service.interleaving import Killed, PausingStore, kill
 from tests.unit.dstl_service.samples import manifest, opened
 
 
-class Driver:
+class QueryDriver:
     """A query's driver, with a service process of its own."""
 
     def __init__(self, store: ObjectStore, host: int) -> None:
@@ -61,8 +61,8 @@ def store() -> MemoryStore:
     return MemoryStore()
 
 
-def driver_of(store: ObjectStore, checkpoints: int, host: int = 1) -> Driver:
-    driver = Driver(store, host)
+def driver_of(store: ObjectStore, checkpoints: int, host: int = 1) -> QueryDriver:
+    driver = QueryDriver(store, host)
     for _ in range(checkpoints):
         driver.complete()
     return driver
@@ -99,7 +99,7 @@ def test_job_stands_where_it_is_set_back_to(store: MemoryStore) -> None:
     report = set_back(store, savepoint="before")
 
     assert (report.is_written, report.given_up) == (True, 4)
-    follower = Driver(store, 2)
+    follower = QueryDriver(store, 2)
     assert follower.latest is not None
     assert (follower.latest.id, follower.latest.rewound_from) == (1, driver.latest.ref if driver.latest else None)
     assert [follower.complete().id for _ in range(6)] == [2, 3, 4, 5, 6, 7]
@@ -142,7 +142,7 @@ def test_driver_of_a_deleted_job_takes_nobody_over(store: MemoryStore) -> None:
     new = driver_of(store, 1, host=2)
     old.jobs.create(late)
 
-    assert Driver(store, 4).latest == new.latest
+    assert QueryDriver(store, 4).latest == new.latest
     with pytest.raises(FencedError):
         new.complete()
 
@@ -168,7 +168,7 @@ def test_drivers_behind_are_fenced_by_each_other(store: MemoryStore, checkpoints
     set_back(store, checkpoint_id=0)
     older = driver_of(store, checkpoints, host=2)
 
-    newer = Driver(store, 3)
+    newer = QueryDriver(store, 3)
     with pytest.raises(FencedError):
         older.jobs.create(older.request())
     assert newer.latest == older.latest
@@ -199,7 +199,7 @@ def test_job_is_set_forward_again(store: MemoryStore) -> None:
 
     set_back(store, host=91, savepoint=first.savepoint)
 
-    follower = Driver(store, 3)
+    follower = QueryDriver(store, 3)
     assert follower.latest is not None
     assert driver.latest is not None
     assert (follower.latest.id, follower.latest.segments) == (driver.latest.id, driver.latest.segments)
@@ -210,7 +210,7 @@ def test_job_is_set_back_again_within_a_minute(store: MemoryStore) -> None:
     """Uids of the same time share a prefix; two rewinds that give up the same id keep both under different names."""
     reports = []
     for host in (1, 2):
-        driver = Driver(store, host)
+        driver = QueryDriver(store, host)
         driver.uids = "0192f3a4b5c6"
         for _ in range(4 if driver.latest is None else 2):
             driver.complete()
@@ -219,7 +219,7 @@ def test_job_is_set_back_again_within_a_minute(store: MemoryStore) -> None:
     assert [CheckpointRef.parse(report.newest).id for report in reports] == [3, 3]
     saved = opened(store, 4).savepoints
     assert [saved.load(report.savepoint).ref.to_text() for report in reports] == [report.newest for report in reports]
-    assert Driver(store, 5).complete().id == 2
+    assert QueryDriver(store, 5).complete().id == 2
 
 
 def test_completed_meanwhile_is_kept(store: MemoryStore) -> None:
@@ -280,10 +280,10 @@ def test_target_that_was_deleted_by_hand(store: MemoryStore) -> None:
     opened(store).savepoints.delete(pin)
 
     with pytest.raises(NotFoundError, match=f"--create {pin} --checkpoint 1"):
-        Driver(store, 91)
+        QueryDriver(store, 91)
     opened(store, 92).make_savepoint(pin, 1)
 
-    assert Driver(store, 93).complete().id == 2
+    assert QueryDriver(store, 93).complete().id == 2
 
 
 def run_on(store: ObjectStore) -> None:
@@ -299,7 +299,7 @@ def sweep(store: ObjectStore) -> None:
     delete_subsumed(store, jobs, [], [found.ref for found in retained_manifests(jobs, 2)], epoch)
 
 
-def complete_or_be_fenced(driver: Driver) -> None:
+def complete_or_be_fenced(driver: QueryDriver) -> None:
     with suppress(FencedError):
         driver.complete()
 
@@ -310,10 +310,10 @@ def rewind_to_2(store: ObjectStore) -> None:
         set_back(store, host=22, checkpoint_id=2)
 
 
-MEANWHILE: dict[str, Callable[[ObjectStore, Driver], object]] = {
+MEANWHILE: dict[str, Callable[[ObjectStore, QueryDriver], object]] = {
     "it is killed": lambda _, __: kill(),
     "the driver completes": lambda _, driver: complete_or_be_fenced(driver),
-    "another driver starts": lambda store, _: Driver(store, 20),
+    "another driver starts": lambda store, _: QueryDriver(store, 20),
     "another driver runs on": lambda store, _: run_on(store),
     "garbage is collected": lambda store, _: sweep(store),
     "another rewind": lambda store, _: rewind_to_2(store),
@@ -347,7 +347,7 @@ def paused_rewind(name: str, call: int) -> bool:
     except (NotFoundError, InvalidInputError):  # the target was subsumed, or the job is already there
         assert name in MAY_BE_FIRST
     is_decided = exists(store, epoch_key("job", 2))
-    follower = Driver(store, 92)
+    follower = QueryDriver(store, 92)
     if name == "it is killed" and follower.latest is not None:
         assert (follower.latest.id, follower.latest.rewound_from is not None) == (
             (1, True) if is_decided else (4, False)
@@ -365,7 +365,7 @@ def paused_rewind(name: str, call: int) -> bool:
     return paused.calls > call
 
 
-def check_whole(store: ObjectStore, follower: Driver) -> None:
+def check_whole(store: ObjectStore, follower: QueryDriver) -> None:
     """Check that each listed checkpoint can be restored, and that a driver continues from the last."""
     jobs = opened(store, 93)
     listed = list(jobs.completed())

@@ -15,8 +15,8 @@ from storage.errors import CorruptDataError, UnavailableError
 from storage.memory_store import MemoryStore
 from storage.testing import FakeClock, FakeIds, Fault, FaultKind, FaultyStore, RecordingStore
 from tests.unit.dstl_service.http_life import Life, samples, service
+from tests.unit.dstl_service.job_history import JobHistory
 from tests.unit.dstl_service.samples import opened
-from tests.unit.dstl_service.world import World
 from tests.waiting import wait_until
 
 OFTEN = GcSettings(interval_s=0.01)  # type: ignore[arg-type]  # a fraction, for no test waits for seconds
@@ -171,12 +171,12 @@ def test_age_of_last_success_is_shown() -> None:
 @pytest.mark.parametrize("key", ["job/epochs/notes.txt", "job/checkpoints/copy-of-1.json", "job/checkpoints/notes.txt"])
 def test_foreign_object_is_named(key: str) -> None:
     """I10: a foreign object among epochs or manifests stops a collection; the error has its name and a remedy."""
-    world = World()
-    world.complete(world.object(0))
-    world.store.put(key, b"foreign")
+    history = JobHistory()
+    history.complete(history.object(0))
+    history.store.put(key, b"foreign")
 
     with pytest.raises(CorruptDataError, match="move the object elsewhere") as caught:
-        world.collect()
+        history.collect()
 
     assert key in str(caught.value)
 

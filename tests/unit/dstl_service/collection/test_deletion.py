@@ -23,33 +23,33 @@ from storage.errors import FencedError, NotFoundError
 from storage.object_store import exists
 from storage.testing import FakeIds
 from tests.unit.dstl_service.interleaving import PausingStore
+from tests.unit.dstl_service.job_history import JobHistory
 from tests.unit.dstl_service.samples import opened
-from tests.unit.dstl_service.world import World
 
-Deleting = Callable[[World, PausingStore], object]
+Deleting = Callable[[JobHistory, PausingStore], object]
 
 
-def subsumed_world() -> tuple[World, list[Deletion], RetentionTracker]:
+def subsumed_history() -> tuple[JobHistory, list[Deletion], RetentionTracker]:
     """Return a job whose first three checkpoints were subsumed long ago and are about to be deleted."""
-    world = World()
-    world.complete(world.object(0), kind=ManifestKind.COMPLETE)
-    world.complete(world.object(1))
-    world.complete(world.object(2))
-    assert world.newest is not None
+    history = JobHistory()
+    history.complete(history.object(0), kind=ManifestKind.COMPLETE)
+    history.complete(history.object(1))
+    history.complete(history.object(2))
+    assert history.newest is not None
     book = RetentionTracker(RetentionSettings(checkpoints_max=1, delay_s=0))
-    book.begin(world.jobs.chain(world.newest.ref))
-    world.compact(world.object(3))
-    book.completed(world.newest, now_ms=0)
-    world.clock.advance(10 * ORPHAN_AGE_MIN_MS)
-    return world, book.take_due(0), book
+    book.begin(history.jobs.chain(history.newest.ref))
+    history.compact(history.object(3))
+    book.completed(history.newest, now_ms=0)
+    history.clock.advance(10 * ORPHAN_AGE_MIN_MS)
+    return history, book.take_due(0), book
 
 
-def retention(world: World, due: list[Deletion], book: RetentionTracker) -> Deleting:
-    return lambda _, store: delete_subsumed(store, opened(store, 5), due, book.spared, world.epoch)
+def retention(history: JobHistory, due: list[Deletion], book: RetentionTracker) -> Deleting:
+    return lambda _, store: delete_subsumed(store, opened(store, 5), due, book.spared, history.epoch)
 
 
-def collection(world: World, *_: object) -> Deleting:
-    return lambda _, store: collect_garbage(store, opened(store, 5), "job", world.clock, checkpoints_max=1)
+def collection(history: JobHistory, *_: object) -> Deleting:
+    return lambda _, store: collect_garbage(store, opened(store, 5), "job", history.clock, checkpoints_max=1)
 
 
 def to_checkpoint(job_store: JobStore) -> None:
@@ -64,14 +64,14 @@ def to_savepoint(job_store: JobStore) -> None:
     job_store.savepoints.delete("kept")
 
 
-def check_whole(job_store: JobStore, world: World) -> None:
+def check_whole(job_store: JobStore, history: JobHistory) -> None:
     """Check that all objects of the newest checkpoint and of all savepoints exist."""
     newest = job_store.newest()
     assert newest is not None
     kept = {handle.object_key for handle in job_store.state(newest.ref).log}
     for _, savepoint in job_store.savepoints.all():
         kept |= object_keys(savepoint)
-    assert [key for key in kept if not exists(world.store, key)] == []
+    assert [key for key in kept if not exists(history.store, key)] == []
 
 
 @pytest.mark.parametrize("deleting", [retention, collection])
@@ -80,27 +80,27 @@ def test_rewind_during_deletion(deleting: Callable[..., Deleting], setting_back:
     """I11: whatever is being deleted, a rewind either reaches a whole target or reports that the target is gone."""
     call, calls = 0, 8
     while call < calls:
-        world, due, book = subsumed_world()
+        history, due, book = subsumed_history()
         if setting_back is to_savepoint:
-            world.jobs.make_savepoint("kept", 1)
-        store = PausingStore(world.store)
-        store.pause_before(call, lambda: setting_back(opened(world.store, 7)))  # noqa: B023 - called in this round
+            history.jobs.make_savepoint("kept", 1)
+        store = PausingStore(history.store)
+        store.pause_before(call, lambda: setting_back(opened(history.store, 7)))  # noqa: B023 - called in this round
         with suppress(NotFoundError):  # a savepoint that it was about to read is gone; the deletion is retried later
-            deleting(world, due, book)(world, store)
+            deleting(history, due, book)(history, store)
 
-        check_whole(opened(world.store, 6), world)
+        check_whole(opened(history.store, 6), history)
         call, calls = call + 1, max(calls, store.calls)
 
 
 def test_manifest_left_behind_goes_before_its_objects() -> None:
     """I11: a manifest left by an earlier process is deleted before its objects, so that no savepoint is made of it."""
-    world, due, book = subsumed_world()
+    history, due, book = subsumed_history()
     left = due[0].manifests[0]
     due = [Deletion(0, due[0].manifests[1:], due[0].object_keys)]
-    maker = opened(world.store, 2)
+    maker = opened(history.store, 2)
     found = maker.resolve(left)
 
-    delete_subsumed(world.store, world.jobs, due, book.spared, world.epoch)
+    delete_subsumed(history.store, history.jobs, due, book.spared, history.epoch)
 
     with pytest.raises(NotFoundError, match="subsumed"):
         maker.keep("late", found)
@@ -109,27 +109,27 @@ def test_manifest_left_behind_goes_before_its_objects() -> None:
 
 def test_coordinator_that_was_replaced_deletes_nothing() -> None:
     """I11: a replaced coordinator deletes nothing; the decision is the new owner's."""
-    world, due, book = subsumed_world()
-    before = world.stored()
-    opened(world.store, 2).claim("another")
+    history, due, book = subsumed_history()
+    before = history.stored()
+    opened(history.store, 2).claim("another")
 
-    deleted = delete_subsumed(world.store, world.jobs, due, book.spared, world.epoch)
+    deleted = delete_subsumed(history.store, history.jobs, due, book.spared, history.epoch)
 
-    assert (deleted.is_owner, deleted.objects, world.stored()) == (False, 0, before)
+    assert (deleted.is_owner, deleted.objects, history.stored()) == (False, 0, before)
 
 
 def test_coordinator_that_was_replaced_by_an_epoch_that_was_lost() -> None:
     """I4, I11: an owner is replaced although the epoch record after its own was lost and a rebuild left a gap."""
-    world, due, book = subsumed_world()
-    world.jobs.make_savepoint("kept", 1)
-    to_savepoint(opened(world.store, 2))
-    world.store.put(epoch_key("job", world.epoch + 1), b"damaged")
-    assert rebuild_registry(world.store, "job", world.clock, FakeIds(3), write=True).moved
-    before = world.stored()
+    history, due, book = subsumed_history()
+    history.jobs.make_savepoint("kept", 1)
+    to_savepoint(opened(history.store, 2))
+    history.store.put(epoch_key("job", history.epoch + 1), b"damaged")
+    assert rebuild_registry(history.store, "job", history.clock, FakeIds(3), write=True).moved
+    before = history.stored()
 
-    deleted = delete_subsumed(world.store, world.jobs, due, book.spared, world.epoch)
+    deleted = delete_subsumed(history.store, history.jobs, due, book.spared, history.epoch)
 
-    assert (deleted.is_owner, deleted.objects, world.stored()) == (False, 0, before)
-    check_whole(opened(world.store, 4), world)
-    with pytest.raises(FencedError, match=f"taken over by epoch {world.epoch + 3}"):
-        world.jobs.check_still_newest(world.epoch)
+    assert (deleted.is_owner, deleted.objects, history.stored()) == (False, 0, before)
+    check_whole(opened(history.store, 4), history)
+    with pytest.raises(FencedError, match=f"taken over by epoch {history.epoch + 3}"):
+        history.jobs.check_still_newest(history.epoch)

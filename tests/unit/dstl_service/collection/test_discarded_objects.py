@@ -35,7 +35,7 @@ HALVES = ({"first_key_group": 0, "last_key_group": 63}, {"first_key_group": 64, 
 SEGMENTS = "job/segments/*"
 
 
-class Job:
+class CollectedJob:
     """A job with two partitions; the sets of a checkpoint share an object."""
 
     def __init__(self, life: Life, store: FaultyStore, folder: Path) -> None:
@@ -110,7 +110,7 @@ class Job:
 
 
 @contextmanager
-def running(folder: Path, retained: int = 1, **settings: Any) -> Iterator[Job]:
+def running(folder: Path, retained: int = 1, **settings: Any) -> Iterator[CollectedJob]:
     """Run a service that retains this number of checkpoints and deletes others at once, without compaction."""
     store = FaultyStore(MemoryStore())
     values = {
@@ -120,11 +120,11 @@ def running(folder: Path, retained: int = 1, **settings: Any) -> Iterator[Job]:
         **settings,
     }
     with service(store, **values) as life:
-        yield Job(life, store, folder)
+        yield CollectedJob(life, store, folder)
 
 
 @pytest.fixture
-def job(tmp_path: Path) -> Iterator[Job]:
+def job(tmp_path: Path) -> Iterator[CollectedJob]:
     """Return a job of which only the newest checkpoint is kept."""
     with running(tmp_path) as made:
         yield made
@@ -150,7 +150,7 @@ def test_materialized_log_goes_when_subsumed(tmp_path: Path) -> None:
         ]
 
 
-def test_subsumed_log_goes_when_materialized(job: Job) -> None:
+def test_subsumed_log_goes_when_materialized(job: CollectedJob) -> None:
     """I11: additions of subsumed checkpoints stay until they are materialized, and are deleted then."""
     job.checkpoint(count=25)
     wait_until(lambda: len(job.objects("checkpoints")) <= 6)
@@ -162,7 +162,7 @@ def test_subsumed_log_goes_when_materialized(job: Job) -> None:
     assert job.log(job.base, 1) == [b"second 25", b"second 26"]
 
 
-def test_object_of_two_tables_goes_with_the_last(job: Job) -> None:
+def test_object_of_two_tables_goes_with_the_last(job: CollectedJob) -> None:
     """I11: an object that holds sets of two tables stays until both are materialized, in either order."""
     job.checkpoint(count=3)
     shared = job.objects()
@@ -199,7 +199,7 @@ def test_upload_that_ends_after_abort_is_collected(tmp_path: Path) -> None:
         assert job.log(job.base, 0) == [b"first 0", b"first 1"]
 
 
-def test_files_of_two_snapshots_go_with_the_last(job: Job) -> None:
+def test_files_of_two_snapshots_go_with_the_last(job: CollectedJob) -> None:
     """I11: only those files of a replaced snapshot are deleted that the next one does not share (I12)."""
     job.checkpoint()
     job.checkpoint(*job.materialized(0, _000011=b"of the first"))
@@ -216,7 +216,7 @@ def test_files_of_two_snapshots_go_with_the_last(job: Job) -> None:
     assert log == [b"first 3", b"first 4", b"first 5"]
 
 
-def test_snapshot_of_failed_checkpoint_is_used_again(job: Job) -> None:
+def test_snapshot_of_failed_checkpoint_is_used_again(job: CollectedJob) -> None:
     """I11: files reported with a failed checkpoint are still there for the next one that names them."""
     job.checkpoint()
     job.checkpoint(*job.materialized(0))
@@ -234,7 +234,7 @@ def test_snapshot_of_failed_checkpoint_is_used_again(job: Job) -> None:
     assert job.restored(job.base, 0)[1] == {**FILES, "000011.sst": sst_file(b"new")}
 
 
-def test_savepoint_keeps_its_snapshots_and_stops_none(job: Job) -> None:
+def test_savepoint_keeps_its_snapshots_and_stops_none(job: CollectedJob) -> None:
     """I11, I13: a savepoint keeps snapshots and log that are replaced later; materialization continues."""
     job.checkpoint()
     saved = job.checkpoint(*job.materialized(0, 1, _000011=b"of the savepoint"))

@@ -22,134 +22,134 @@ from storage.memory_store import MemoryStore
 from storage.open import open_store
 from storage.testing import FakeClock, FakeIds, Fault, FaultKind, FaultyStore, RecordingStore
 from tests.unit.dstl_service.interleaving import StaleStore
+from tests.unit.dstl_service.job_history import JobHistory
 from tests.unit.dstl_service.samples import opened
 from tests.unit.dstl_service.snapshots import FILES, index_of, store_snapshot
-from tests.unit.dstl_service.world import World
 
 AGE = ORPHAN_AGE_MIN_MS
 
 
 def test_old_orphan_is_deleted() -> None:
     """An object that no checkpoint names is deleted once it is old enough (I12)."""
-    world = World()
-    named, orphan = world.object(0), world.object(0)
-    world.complete(named)
-    world.clock.advance(AGE)
+    history = JobHistory()
+    named, orphan = history.object(0), history.object(0)
+    history.complete(named)
+    history.clock.advance(AGE)
 
-    report = world.collect()
+    report = history.collect()
 
     assert report.orphans == [orphan.object_key]
     assert report.orphan_bytes == orphan.object_size_bytes
-    assert world.stored() == {named.object_key}
+    assert history.stored() == {named.object_key}
 
 
 def test_young_object_stays() -> None:
     """An object that a running checkpoint may still come to name stays, although nothing names it (I11)."""
-    world = World()
-    world.complete(world.object(0))
-    world.clock.advance(AGE)
-    young = world.object(1)
-    world.clock.advance(AGE - 1)
+    history = JobHistory()
+    history.complete(history.object(0))
+    history.clock.advance(AGE)
+    young = history.object(1)
+    history.clock.advance(AGE - 1)
 
-    report = world.collect()
+    report = history.collect()
 
     assert (report.young, report.orphans) == (1, [])
-    assert young.object_key in world.stored()
+    assert young.object_key in history.stored()
 
 
 def test_object_of_long_batch_stays() -> None:
     """An object that the running batch may still name stays, however long the batch takes (I11)."""
-    world = World()
-    world.complete(world.object(0))
-    early = world.object(1)
-    world.clock.advance(100 * AGE)
+    history = JobHistory()
+    history.complete(history.object(0))
+    early = history.object(1)
+    history.clock.advance(100 * AGE)
 
-    assert (world.collect().young, world.collect().orphans) == (1, [])
+    assert (history.collect().young, history.collect().orphans) == (1, [])
 
-    world.complete(early)
-    assert world.collect().orphans == []
-    assert early.object_key in world.stored()
+    history.complete(early)
+    assert history.collect().orphans == []
+    assert early.object_key in history.stored()
 
 
 def test_object_of_repeated_batch_goes() -> None:
     """An object of an earlier try at a checkpoint is an orphan once the checkpoint exists (I12)."""
-    world = World()
-    world.complete(world.object(0))
-    left, taken = world.object(1), world.object(1)
-    world.complete(taken)
-    world.clock.advance(AGE)
+    history = JobHistory()
+    history.complete(history.object(0))
+    left, taken = history.object(1), history.object(1)
+    history.complete(taken)
+    history.clock.advance(AGE)
 
-    assert world.collect().orphans == [left.object_key]
+    assert history.collect().orphans == [left.object_key]
 
 
 def test_object_of_fenced_driver_goes() -> None:
     """Objects of a fenced driver are orphans: nothing can name them any more (I4, I12)."""
-    world = World()
-    world.complete(world.object(0))
-    left = world.object(1)
-    world.jobs.claim("newer")
-    world.clock.advance(AGE)
+    history = JobHistory()
+    history.complete(history.object(0))
+    left = history.object(1)
+    history.jobs.claim("newer")
+    history.clock.advance(AGE)
 
-    assert world.collect().orphans == [left.object_key]
+    assert history.collect().orphans == [left.object_key]
 
 
 def test_object_of_vanished_driver_goes() -> None:
     """Objects of a driver that never returned stay until the next driver begins, whatever the clock says (I12)."""
-    world = World()
-    world.complete(world.object(0))
-    left = world.object(1)
-    world.clock.advance(10_000 * AGE)
-    assert world.collect().orphans == []
+    history = JobHistory()
+    history.complete(history.object(0))
+    left = history.object(1)
+    history.clock.advance(10_000 * AGE)
+    assert history.collect().orphans == []
 
-    world.epoch, _ = world.jobs.claim("next")
-    assert world.collect().orphans == [left.object_key]
+    history.epoch, _ = history.jobs.claim("next")
+    assert history.collect().orphans == [left.object_key]
 
 
 def test_damaged_orphan_goes() -> None:
     """An object that is no segment object is deleted once the next checkpoint, or the next epoch, exists (I12)."""
-    ends: tuple[Callable[[World], object], ...] = (
-        lambda world: world.complete(world.object(1)),
-        lambda world: world.jobs.claim("newer"),
+    ends: tuple[Callable[[JobHistory], object], ...] = (
+        lambda history: history.complete(history.object(1)),
+        lambda history: history.jobs.claim("newer"),
     )
     for end in ends:
-        world = World()
-        world.complete(world.object(0))
-        world.store.put("job/segments/host/torn.seg", b"torn")
-        world.clock.advance(AGE)
+        history = JobHistory()
+        history.complete(history.object(0))
+        history.store.put("job/segments/host/torn.seg", b"torn")
+        history.clock.advance(AGE)
 
-        assert [world.collect().orphans for _ in range(3)] == [[]] * 3
-        end(world)
-        assert world.collect().orphans == ["job/segments/host/torn.seg"]
+        assert [history.collect().orphans for _ in range(3)] == [[]] * 3
+        end(history)
+        assert history.collect().orphans == ["job/segments/host/torn.seg"]
 
 
 @pytest.mark.parametrize("error", [CorruptDataError, NotFoundError])
 def test_index_that_could_not_be_read_once_keeps_its_object(error: type[DstlError]) -> None:
     """I11: a failed read says nothing about the object: a running batch's change sets stay."""
     store = FaultyStore(MemoryStore(clock=FakeClock(1_000_000_000)))
-    world = World(store)
-    world.complete(world.object(0))
-    running = world.object(1)
-    world.clock.advance(AGE)
+    history = JobHistory(store)
+    history.complete(history.object(0))
+    running = history.object(1)
+    history.clock.advance(AGE)
     store.inject(Fault("get_range", FaultKind.FAIL_BEFORE, running.object_key, error=lambda: error("injected")))
 
-    assert [world.collect().orphans for _ in range(3)] == [[]] * 3
+    assert [history.collect().orphans for _ in range(3)] == [[]] * 3
 
 
 @pytest.mark.parametrize("error", [CorruptDataError, NotFoundError])
 def test_index_that_cannot_be_read_here_keeps_what_is_named_later(error: type[DstlError]) -> None:
     """I11: however often the collector's host fails to read an object, the running batch's checkpoint may name it."""
     store = FaultyStore(MemoryStore(clock=FakeClock(1_000_000_000)))
-    world = World(store)
-    world.complete(world.object(0))
-    running = world.object(1)
-    world.clock.advance(AGE)
+    history = JobHistory(store)
+    history.complete(history.object(0))
+    running = history.object(1)
+    history.clock.advance(AGE)
     for _ in range(5):
         store.inject(Fault("get_range", FaultKind.FAIL_BEFORE, running.object_key, error=lambda: error("injected")))
-        assert world.collect().orphans == []
+        assert history.collect().orphans == []
 
-    world.complete(running)
-    assert world.collect().orphans == []
-    assert running.object_key in world.stored()
+    history.complete(running)
+    assert history.collect().orphans == []
+    assert running.object_key in history.stored()
 
 
 def test_leftovers_of_kills_go(tmp_path: Path) -> None:
@@ -159,8 +159,8 @@ def test_leftovers_of_kills_go(tmp_path: Path) -> None:
     The minimum age of orphans does not apply to them, as they are in no job's folder: running calls may own young ones.
     """
     store = open_store(f"file://{tmp_path}")
-    world = World(store)
-    world.complete(world.object(0))
+    history = JobHistory(store)
+    history.complete(history.object(0))
     old = [tmp_path / "probe" / ("0" * 32), tmp_path / ".tmp" / ("2" * 32)]
     young = [tmp_path / "probe" / ("1" * 32), tmp_path / ".tmp" / ("3" * 32)]
     for path in (*old, *young):
@@ -177,88 +177,88 @@ def test_leftovers_of_kills_go(tmp_path: Path) -> None:
 
 def test_whole_log_stays_behind_complete_manifest() -> None:
     """Objects of checkpoints before a complete manifest are named by it, however old (I11)."""
-    world = World()
-    handles = [world.object(number) for number in range(3)]
-    world.complete(handles[0])
-    world.complete(handles[1], kind=ManifestKind.COMPLETE)
-    world.complete(handles[2])
-    world.clock.advance(10 * AGE)
+    history = JobHistory()
+    handles = [history.object(number) for number in range(3)]
+    history.complete(handles[0])
+    history.complete(handles[1], kind=ManifestKind.COMPLETE)
+    history.complete(handles[2])
+    history.clock.advance(10 * AGE)
 
-    assert world.collect().orphans == []
-    assert world.stored() == {handle.object_key for handle in handles}
+    assert history.collect().orphans == []
+    assert history.stored() == {handle.object_key for handle in handles}
 
 
 def test_dry_run_deletes_nothing() -> None:
     """A dry run reports the orphans and leaves them."""
-    world = World()
-    named, orphan = world.object(0), world.object(0)
-    world.complete(named)
-    world.clock.advance(AGE)
+    history = JobHistory()
+    named, orphan = history.object(0), history.object(0)
+    history.complete(named)
+    history.clock.advance(AGE)
 
-    assert world.collect(dry_run=True).orphans == [orphan.object_key]
-    assert world.stored() == {named.object_key, orphan.object_key}
+    assert history.collect(dry_run=True).orphans == [orphan.object_key]
+    assert history.stored() == {named.object_key, orphan.object_key}
 
 
 def test_lost_manifests_delete_nothing() -> None:
     """Where no checkpoint is found, objects of any age stay: they may be all that is left (I11)."""
-    world = World()
-    handle = world.object(0)
-    world.complete(handle)
-    world.store.delete([info.key for info in world.store.list("job/checkpoints/")])
-    world.clock.advance(10 * AGE)
+    history = JobHistory()
+    handle = history.object(0)
+    history.complete(handle)
+    history.store.delete([info.key for info in history.store.list("job/checkpoints/")])
+    history.clock.advance(10 * AGE)
 
-    report = world.collect()
+    report = history.collect()
 
     assert (report.orphans, report.named) == ([], 1)
-    assert world.stored() == {handle.object_key}
+    assert history.stored() == {handle.object_key}
 
 
 def test_damaged_manifest_stops_collection() -> None:
     """If a manifest of the chain cannot be read, nothing is deleted (I11)."""
-    world = World()
-    world.complete(world.object(0))
-    orphan = world.object(0)
-    world.clock.advance(AGE)
-    key = next(info.key for info in world.store.list("job/checkpoints/00000000000000000000.000001"))
-    world.store.delete([key])
-    world.store.put(key, b"damaged")
-    world.jobs = JobStore(world.store, "job", world.clock, world.ids)
+    history = JobHistory()
+    history.complete(history.object(0))
+    orphan = history.object(0)
+    history.clock.advance(AGE)
+    key = next(info.key for info in history.store.list("job/checkpoints/00000000000000000000.000001"))
+    history.store.delete([key])
+    history.store.put(key, b"damaged")
+    history.jobs = JobStore(history.store, "job", history.clock, history.ids)
 
     with pytest.raises(CorruptDataError):
-        world.collect()
+        history.collect()
 
-    assert orphan.object_key in world.stored()
+    assert orphan.object_key in history.stored()
 
 
 def test_fence_does_not_hide_the_chain() -> None:
     """After a take-over the chain before the fence counts, and its objects stay (I11)."""
-    world = World()
-    handle = world.object(0)
-    world.complete(handle)
-    world.jobs.claim("another")
-    world.clock.advance(AGE)
+    history = JobHistory()
+    handle = history.object(0)
+    history.complete(handle)
+    history.jobs.claim("another")
+    history.clock.advance(AGE)
 
-    assert world.collect().orphans == []
-    assert world.stored() == {handle.object_key}
+    assert history.collect().orphans == []
+    assert history.stored() == {handle.object_key}
 
 
 def test_command_lists_then_deletes(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """``dstl gc`` lists orphans, and deletes them only when told to."""
     store = open_store(f"file://{tmp_path}")
-    world = World(store)
-    world.complete(world.object(0))
-    orphan = world.object(0)
+    history = JobHistory(store)
+    history.complete(history.object(0))
+    orphan = history.object(0)
     command = ["gc", "--storage", f"file://{tmp_path}", "--age-min-s", "0", "job"]
 
     assert main(command) == 0
     listed = capsys.readouterr().out
-    assert orphan.object_key in world.stored()
+    assert orphan.object_key in history.stored()
     assert main([*command, "--delete"]) == 0
 
     assert orphan.object_key in listed
     assert "1 orphans of" in listed
-    assert orphan.object_key not in world.stored()
-    assert len(world.stored()) == 1
+    assert orphan.object_key not in history.stored()
+    assert len(history.stored()) == 1
 
 
 def test_command_names_missing_job(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -269,19 +269,19 @@ def test_command_names_missing_job(tmp_path: Path, capsys: pytest.CaptureFixture
 
 def test_young_subsumed_checkpoint_stays_whole() -> None:
     """I11: while a subsumed manifest is too young to delete, everything it needs stays; then all of it is deleted."""
-    world = World()
-    objects = [world.object(0) for _ in range(5)]
-    world.complete(objects[0], kind=ManifestKind.COMPLETE)
-    world.complete(objects[1])
-    world.clock.advance(AGE)
-    world.complete(objects[2])  # young, and needs the two before it
-    world.compact(objects[3], objects[4])
+    history = JobHistory()
+    objects = [history.object(0) for _ in range(5)]
+    history.complete(objects[0], kind=ManifestKind.COMPLETE)
+    history.complete(objects[1])
+    history.clock.advance(AGE)
+    history.complete(objects[2])  # young, and needs the two before it
+    history.compact(objects[3], objects[4])
 
-    assert world.collect(checkpoints_max=1).subsumed == 0
-    assert world.stored() == {handle.object_key for handle in objects}
-    world.clock.advance(AGE)
-    assert world.collect(checkpoints_max=1).subsumed == 3
-    assert world.stored() == {handle.object_key for handle in objects[3:]}
+    assert history.collect(checkpoints_max=1).subsumed == 0
+    assert history.stored() == {handle.object_key for handle in objects}
+    history.clock.advance(AGE)
+    assert history.collect(checkpoints_max=1).subsumed == 3
+    assert history.stored() == {handle.object_key for handle in objects[3:]}
 
 
 def under_way(version: CheckpointRef, *uids: str) -> UnderWay:
@@ -295,131 +295,131 @@ def under_way(version: CheckpointRef, *uids: str) -> UnderWay:
 @pytest.mark.parametrize("clock_is_ahead_ms", [-3_600_000, 0, 3_600_000, 10**12])
 def test_wrong_clock_takes_nothing_that_is_needed(clock_is_ahead_ms: int) -> None:
     """I11: snapshots, results and sets that a checkpoint may still name stay, whatever the collector's clock says."""
-    world = World()
-    world.complete(world.object(0))
-    assert world.newest is not None
-    version = world.newest.ref
-    world.complete(world.object(1), under_way=under_way(version, "uid", "compaction"))
-    store_snapshot(world.store, index_of(version, key_groups=KeyGroupRange(0, 0)))
-    world.store.put("job/segments/host/compaction=0.seg", b"result")
-    running = world.object(2)
-    clock = FakeClock(world.clock.now_ms() + clock_is_ahead_ms)
+    history = JobHistory()
+    history.complete(history.object(0))
+    assert history.newest is not None
+    version = history.newest.ref
+    history.complete(history.object(1), under_way=under_way(version, "uid", "compaction"))
+    store_snapshot(history.store, index_of(version, key_groups=KeyGroupRange(0, 0)))
+    history.store.put("job/segments/host/compaction=0.seg", b"result")
+    running = history.object(2)
+    clock = FakeClock(history.clock.now_ms() + clock_is_ahead_ms)
 
-    report = collect_garbage(world.store, world.jobs, "job", clock)
+    report = collect_garbage(history.store, history.jobs, "job", clock)
 
     assert (report.orphans, report.young) == ([], len(FILES) + 3)
-    assert running.object_key in world.stored()
+    assert running.object_key in history.stored()
 
 
 def test_what_is_let_go_of_goes_at_any_age() -> None:
     """I12: an object that the newest manifest neither lists nor names is deleted at any age: nothing will name it."""
-    world = World()
-    world.complete(world.object(0))
-    assert world.newest is not None
-    version = world.newest.ref
-    world.complete(world.object(1), under_way=under_way(version, "uid", "compaction"))
-    store_snapshot(world.store, index_of(version, key_groups=KeyGroupRange(0, 0)))
-    world.store.put("job/segments/host/compaction=0.seg", b"result")
-    world.complete(world.object(2))
+    history = JobHistory()
+    history.complete(history.object(0))
+    assert history.newest is not None
+    version = history.newest.ref
+    history.complete(history.object(1), under_way=under_way(version, "uid", "compaction"))
+    store_snapshot(history.store, index_of(version, key_groups=KeyGroupRange(0, 0)))
+    history.store.put("job/segments/host/compaction=0.seg", b"result")
+    history.complete(history.object(2))
 
-    report = collect_garbage(world.store, world.jobs, "job", world.clock, age_min_ms=0)
+    report = collect_garbage(history.store, history.jobs, "job", history.clock, age_min_ms=0)
 
     assert len(report.orphans) == len(FILES) + 2
-    assert len(world.stored()) == 3
+    assert len(history.stored()) == 3
 
 
 def test_rewind_lets_go_of_what_was_under_way() -> None:
     """I11: an object dropped from the list is never listed again, for a collector may be about to delete it."""
-    world = World()
-    world.complete(world.object(0))
-    assert world.newest is not None
-    version = world.newest.ref
-    world.complete(world.object(1), under_way=under_way(version, "uid", "compaction"))
-    world.store.put("job/segments/host/compaction=0.seg", b"result")
-    world.complete(world.object(2))
-    rewind(world.jobs, "job", world.ids, checkpoint_id=1, write=True)
+    history = JobHistory()
+    history.complete(history.object(0))
+    assert history.newest is not None
+    version = history.newest.ref
+    history.complete(history.object(1), under_way=under_way(version, "uid", "compaction"))
+    history.store.put("job/segments/host/compaction=0.seg", b"result")
+    history.complete(history.object(2))
+    rewind(history.jobs, "job", history.ids, checkpoint_id=1, write=True)
 
-    report = collect_garbage(world.store, world.jobs, "job", world.clock, age_min_ms=0)
+    report = collect_garbage(history.store, history.jobs, "job", history.clock, age_min_ms=0)
     assert report.orphans == ["job/segments/host/compaction=0.seg"]
 
 
 def test_rewind_in_the_middle_of_a_collection_loses_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
     """I11: a savepoint that is rewound to and then deleted during a collection loses nothing, even if never listed."""
-    world = World()
-    world.complete(world.object(0), kind=ManifestKind.COMPLETE)
-    world.jobs.make_savepoint("kept", None)
-    world.compact(world.object(1))
-    world.clock.advance(AGE)
-    assert world.collect(checkpoints_max=1).subsumed == 1
-    every = world.jobs.savepoints.all
+    history = JobHistory()
+    history.complete(history.object(0), kind=ManifestKind.COMPLETE)
+    history.jobs.make_savepoint("kept", None)
+    history.compact(history.object(1))
+    history.clock.advance(AGE)
+    assert history.collect(checkpoints_max=1).subsumed == 1
+    every = history.jobs.savepoints.all
 
     def after_rewind() -> Iterator[tuple[str, Manifest]]:
         monkeypatch.undo()
-        jobs = opened(world.store, host=5)
-        rewind(jobs, "job", world.ids, savepoint="kept", write=True)
+        jobs = opened(history.store, host=5)
+        rewind(jobs, "job", history.ids, savepoint="kept", write=True)
         jobs.savepoints.delete("kept")
         return every()
 
-    monkeypatch.setattr(world.jobs.savepoints, "all", after_rewind)
+    monkeypatch.setattr(history.jobs.savepoints, "all", after_rewind)
 
-    assert world.collect(checkpoints_max=1).orphans == []
-    newest = opened(world.store).newest()
+    assert history.collect(checkpoints_max=1).orphans == []
+    newest = opened(history.store).newest()
     assert newest is not None
-    assert object_keys(newest) <= world.stored()
+    assert object_keys(newest) <= history.stored()
 
 
 def test_index_that_retention_deletes_ends_no_collection() -> None:
     """I12: an index that is deleted with its manifest while the collector runs is needed by nobody."""
-    world = World()
-    world.complete(world.object(0), kind=ManifestKind.COMPLETE)
-    assert world.newest is not None
-    index = index_of(world.newest.ref, job_uid=world.jobs.job_uid)
-    handle = store_snapshot(world.store, index)
-    world.complete(world.object(1), kind=ManifestKind.COMPLETE, materializations=(handle,))
-    subsumed = world.newest.ref
-    world.complete(world.object(2), kind=ManifestKind.COMPLETE)
-    world.store.delete([handle.index_key])
+    history = JobHistory()
+    history.complete(history.object(0), kind=ManifestKind.COMPLETE)
+    assert history.newest is not None
+    index = index_of(history.newest.ref, job_uid=history.jobs.job_uid)
+    handle = store_snapshot(history.store, index)
+    history.complete(history.object(1), kind=ManifestKind.COMPLETE, materializations=(handle,))
+    subsumed = history.newest.ref
+    history.complete(history.object(2), kind=ManifestKind.COMPLETE)
+    history.store.delete([handle.index_key])
     with pytest.raises(CorruptDataError, match=handle.index_key):
-        world.collect()
+        history.collect()
 
     # The collector remembers the manifest, as if it had read it just before it was deleted.
-    world.store.delete([f"job/checkpoints/{subsumed.id:020d}.{subsumed.generation:06d}.json"])
-    world.clock.advance(AGE)
+    history.store.delete([f"job/checkpoints/{subsumed.id:020d}.{subsumed.generation:06d}.json"])
+    history.clock.advance(AGE)
 
-    assert set(world.collect().orphans) == {file.object_key for file in index.files}
+    assert set(history.collect().orphans) == {file.object_key for file in index.files}
 
 
 def test_manifest_that_retention_deletes_ends_no_collection() -> None:
     """I12: a subsumed manifest that its coordinator deletes while the collector reads it causes no error."""
     store = FaultyStore(MemoryStore(clock=FakeClock(1_000_000_000)))
-    world = World(store)
+    history = JobHistory(store)
     for number in range(3):
-        world.complete(world.object(number), kind=ManifestKind.COMPLETE)
-    world.jobs.forget()
+        history.complete(history.object(number), kind=ManifestKind.COMPLETE)
+    history.jobs.forget()
     gone = Fault(
         "get", FaultKind.FAIL_BEFORE, f"job/checkpoints/{0:020d}*", error=lambda: NotFoundError("gone"), skip=1
     )
     store.inject(gone)
 
-    assert world.collect(checkpoints_max=1).subsumed == 0
+    assert history.collect(checkpoints_max=1).subsumed == 0
 
 
 def test_steady_collection_only_lists() -> None:
     """I12: a collection of a job with 1,000 tables costs at most one request per 100 objects: indexes are cached."""
     store = RecordingStore(MemoryStore(clock=FakeClock(1_000_000_000)))
-    world = World(store)
-    world.complete(world.object(0))
-    assert world.newest is not None
+    history = JobHistory(store)
+    history.complete(history.object(0))
+    assert history.newest is not None
     handles = []
     for number in range(1000):
         table = KeyGroupRange(number, number)
-        index = index_of(world.newest.ref, uid=f"m{number}", job_uid=world.jobs.job_uid, key_groups=table)
+        index = index_of(history.newest.ref, uid=f"m{number}", job_uid=history.jobs.job_uid, key_groups=table)
         handles.append(store_snapshot(store, index))
-    world.complete(world.object(1), kind=ManifestKind.COMPLETE, materializations=tuple(handles))
-    objects = world.collect().objects
+    history.complete(history.object(1), kind=ManifestKind.COMPLETE, materializations=tuple(handles))
+    objects = history.collect().objects
     store.clear()
 
-    assert world.collect().objects == objects > 5000
+    assert history.collect().objects == objects > 5000
     pages = -(-objects // 1000) + len(store.keys("list"))
     assert len(store.calls) - len(store.keys("list")) + pages <= objects // 100
     assert store.count("get", "*materialized*") == 0
@@ -428,47 +428,47 @@ def test_steady_collection_only_lists() -> None:
 def test_long_batch_is_looked_at_once() -> None:
     """Objects that may still be named are read by one collection only, and each later one judges them again."""
     store = RecordingStore(MemoryStore(clock=FakeClock(1_000_000_000)))
-    world = World(store)
-    world.complete(world.object(0))
-    early = [world.object(1) for _ in range(5)]
-    world.clock.advance(AGE)
-    assert world.collect().young == 5
+    history = JobHistory(store)
+    history.complete(history.object(0))
+    early = [history.object(1) for _ in range(5)]
+    history.clock.advance(AGE)
+    assert history.collect().young == 5
     store.clear()
 
-    assert [world.collect().young for _ in range(3)] == [5, 5, 5]
+    assert [history.collect().young for _ in range(3)] == [5, 5, 5]
     assert store.keys("get_range", "*.seg") == store.keys("get", "*.seg") == []
 
-    world.complete(early[0])
-    assert world.collect().orphans == sorted(handle.object_key for handle in early[1:])
+    history.complete(early[0])
+    assert history.collect().orphans == sorted(handle.object_key for handle in early[1:])
 
 
 def test_only_so_many_objects_are_remembered() -> None:
     """Beyond the limit, each object costs a request per collection; the verdicts are the same."""
     store = RecordingStore(MemoryStore(clock=FakeClock(1_000_000_000)))
-    world = World(store)
-    world.complete(world.object(0))
-    kept = {world.object(1).object_key for _ in range(5)}
+    history = JobHistory(store)
+    history.complete(history.object(0))
+    kept = {history.object(1).object_key for _ in range(5)}
     objects = [info for info in store.list("job/segments/") if info.key in kept]
     unfinished = UnfinishedObjects(store, objects_max=2)
     for _ in range(2):
         store.clear()
-        assert {info.key for info in unfinished.among(objects, 0, world.epoch)} == kept
+        assert {info.key for info in unfinished.among(objects, 0, history.epoch)} == kept
 
     assert len({*store.keys("get_range")}) == 3
-    assert unfinished.among(objects, 1, world.epoch) == unfinished.among(objects, 0, world.epoch + 1) == set()
+    assert unfinished.among(objects, 1, history.epoch) == unfinished.among(objects, 0, history.epoch + 1) == set()
 
 
 def test_collector_with_old_listings_sees_what_is_under_way() -> None:
     """I11: the newest manifest is read even if the file system's listing of manifests is stale."""
-    world = World()
-    world.complete(world.object(0))
-    stale = StaleStore(world.store, "job/checkpoints/")
+    history = JobHistory()
+    history.complete(history.object(0))
+    stale = StaleStore(history.store, "job/checkpoints/")
     uid = "0123456789abcdef" * 2
-    world.complete(world.object(1), under_way=UnderWay(compactions=(uid,)))
-    world.store.put(f"job/segments/host/{uid}=0.seg", b"compacted")
-    world.clock.advance(10 * ORPHAN_AGE_MIN_MS)
-    jobs = JobStore(stale, "job", world.clock, FakeIds(3))
+    history.complete(history.object(1), under_way=UnderWay(compactions=(uid,)))
+    history.store.put(f"job/segments/host/{uid}=0.seg", b"compacted")
+    history.clock.advance(10 * ORPHAN_AGE_MIN_MS)
+    jobs = JobStore(stale, "job", history.clock, FakeIds(3))
     jobs.open(None)
 
-    assert collect_garbage(stale, jobs, "job", world.clock).orphans == []
-    assert f"job/segments/host/{uid}=0.seg" in world.stored()
+    assert collect_garbage(stale, jobs, "job", history.clock).orphans == []
+    assert f"job/segments/host/{uid}=0.seg" in history.stored()

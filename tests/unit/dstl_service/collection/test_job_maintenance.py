@@ -28,7 +28,7 @@ NOW = RetentionSettings(checkpoints_max=1, delay_s=0)
 KEYS = [bytes([0, number]) for number in range(20)]
 
 
-class Job:
+class MaintainedJob:
     """A job whose every checkpoint changes some keys, with its expected state."""
 
     def __init__(self, store: ObjectStore, life: Life) -> None:
@@ -78,14 +78,14 @@ class Job:
 
 
 @pytest.fixture
-def job() -> Iterator[Job]:
+def job() -> Iterator[MaintainedJob]:
     """Return a job that is compacted whenever possible and keeps one checkpoint."""
     store = MemoryStore()
     with service(store, compaction=EAGER, retention=NOW) as life:
-        yield Job(store, life)
+        yield MaintainedJob(store, life)
 
 
-def test_compacted_log_restores_every_checkpoint(job: Job) -> None:
+def test_compacted_log_restores_every_checkpoint(job: MaintainedJob) -> None:
     """I14: the newest checkpoint restores to its state, whatever was compacted meanwhile."""
     for _ in range(40):
         job.checkpoint()
@@ -96,7 +96,7 @@ def test_compacted_log_restores_every_checkpoint(job: Job) -> None:
     assert job.restored(job.base) == job.state
 
 
-def test_log_and_manifests_stay_short(job: Job) -> None:
+def test_log_and_manifests_stay_short(job: MaintainedJob) -> None:
     """The stored data depend on the size of a job's state, not on the length of its history (I12)."""
     for _ in range(50):
         job.checkpoint()
@@ -114,7 +114,7 @@ def test_retained_checkpoints_stay_restorable() -> None:
     store = MemoryStore()
     retention = RetentionSettings(checkpoints_max=5, delay_s=0)
     with service(store, compaction=EAGER, retention=retention) as life:
-        job = Job(store, life)
+        job = MaintainedJob(store, life)
         for _ in range(45):
             job.checkpoint()
         wait_until(lambda: job.metric("dstl_checkpoints_subsumed_total") > 0)
@@ -125,7 +125,7 @@ def test_retained_checkpoints_stay_restorable() -> None:
     assert answer.status_code == 404
 
 
-def test_savepoint_outlives_its_checkpoint(job: Job) -> None:
+def test_savepoint_outlives_its_checkpoint(job: MaintainedJob) -> None:
     """I11: a savepoint keeps a checkpoint restorable until it is deleted, whatever is subsumed."""
     for _ in range(7):
         job.checkpoint()
@@ -142,7 +142,7 @@ def test_savepoint_outlives_its_checkpoint(job: Job) -> None:
     assert job.life.restore_raw(ref).status_code == 404
 
 
-def test_taken_savepoint_name_is_refused(job: Job) -> None:
+def test_taken_savepoint_name_is_refused(job: MaintainedJob) -> None:
     """A savepoint is never overwritten; a repeated request for the same checkpoint is no conflict."""
     job.checkpoint()
     job.checkpoint()
@@ -155,7 +155,7 @@ def test_taken_savepoint_name_is_refused(job: Job) -> None:
 
 
 @pytest.mark.parametrize(("checkpoint_id", "status"), [(99, 404), (-1, 400)])
-def test_savepoint_of_no_checkpoint_is_refused(job: Job, checkpoint_id: int, status: int) -> None:
+def test_savepoint_of_no_checkpoint_is_refused(job: MaintainedJob, checkpoint_id: int, status: int) -> None:
     """A savepoint of a checkpoint that does not exist is refused."""
     job.checkpoint()
     answer = job.life.client.put("/v1/jobs/job/savepoints/one", json={"checkpoint_id": checkpoint_id})
@@ -164,7 +164,7 @@ def test_savepoint_of_no_checkpoint_is_refused(job: Job, checkpoint_id: int, sta
     assert job.life.client.delete("/v1/jobs/job/savepoints/one").status_code == 404
 
 
-def test_opaque_log_is_left_alone(job: Job) -> None:
+def test_opaque_log_is_left_alone(job: MaintainedJob) -> None:
     """Change sets that cannot be merged fail the compaction, and nothing else."""
     base = None
     for checkpoint_id in range(5):
@@ -175,7 +175,7 @@ def test_opaque_log_is_left_alone(job: Job) -> None:
     assert job.life.restore(base) == (True, [b"opaque" * 9] * 5)
 
 
-def listed_compaction(job: Job) -> Manifest:
+def listed_compaction(job: MaintainedJob) -> Manifest:
     """Complete checkpoints until one lists a compaction; return that checkpoint."""
 
     def listed() -> Manifest | None:
@@ -187,7 +187,7 @@ def listed_compaction(job: Job) -> Manifest:
     return manifest
 
 
-def compacted(job: Job) -> Manifest:
+def compacted(job: MaintainedJob) -> Manifest:
     """Complete checkpoints until one lists a compaction; return that one once the result is stored."""
     done = job.metric("dstl_compactions_total")
     manifest = listed_compaction(job)
@@ -195,7 +195,7 @@ def compacted(job: Job) -> Manifest:
     return manifest
 
 
-def test_result_waits_at_any_age_for_the_next_checkpoint(job: Job) -> None:
+def test_result_waits_at_any_age_for_the_next_checkpoint(job: MaintainedJob) -> None:
     """I11: a result that no manifest names is kept however late the next checkpoint comes, and enters it."""
     manifest = compacted(job)
     (uid,) = manifest.under_way.compactions
@@ -215,7 +215,7 @@ def test_compaction_of_what_was_given_up_is_dropped() -> None:
     """I11: a rewind empties the list; a compaction that runs meanwhile is neither listed again nor taken."""
     store = FaultyStore(MemoryStore())
     with service(store, compaction=EAGER, retention=RetentionSettings(checkpoints_max=5, delay_s=0)) as life:
-        job = Job(store, life)
+        job = MaintainedJob(store, life)
         job.checkpoint()
         store.inject(Fault("put", FaultKind.DELAY, "*=*.seg", times=None))
         (uid,) = listed_compaction(job).under_way.compactions
@@ -238,7 +238,7 @@ def test_compaction_of_what_was_given_up_is_dropped() -> None:
         assert job.restored(job.base) == job.state
 
 
-def test_new_coordinator_goes_on(job: Job) -> None:
+def test_new_coordinator_goes_on(job: MaintainedJob) -> None:
     """A service that takes a job over knows what its predecessor compacted and subsumed."""
     for _ in range(25):
         job.checkpoint()
@@ -254,7 +254,7 @@ def test_settings_switch_compaction_off() -> None:
     """Without compaction the complete log is kept."""
     store = MemoryStore()
     with service(store, compaction=CompactionSettings(enabled=False, floor_bytes=1), retention=NOW) as life:
-        job = Job(store, life)
+        job = MaintainedJob(store, life)
         for _ in range(12):
             job.checkpoint()
         _, payloads = job.life.restore(job.base)

@@ -23,7 +23,7 @@ OF_A_FENCE = 3
 """Objects with which a collector fences owners: an epoch's record, a hint of it, and a fence."""
 
 
-class World:
+class TwoDeleters:
     """A store with a job, and its deletions as seen by two processes."""
 
     def __init__(self) -> None:
@@ -40,220 +40,220 @@ class World:
 
 
 @pytest.fixture
-def world() -> World:
-    """Return a world."""
-    return World()
+def deleters() -> TwoDeleters:
+    """Return the two processes."""
+    return TwoDeleters()
 
 
-def test_deleted_job_is_not_opened_and_can_be_brought_back(world: World) -> None:
+def test_deleted_job_is_not_opened_and_can_be_brought_back(deleters: TwoDeleters) -> None:
     """Nothing of a deleted job is removed before its time is over, and other jobs are not affected."""
-    before = world.keys()
-    world.one.bury("job", "ann", 60)
+    before = deleters.keys()
+    deleters.one.bury("job", "ann", 60)
     with pytest.raises(ConflictError, match=r"deleted by ann at .*dstl undelete"):
-        world.other.check("job")
-    world.other.check("jobs")
-    assert world.other.collect_expired() == []
-    world.other.undo("job")
+        deleters.other.check("job")
+    deleters.other.check("jobs")
+    assert deleters.other.collect_expired() == []
+    deleters.other.undo("job")
 
-    world.one.check("job")
-    assert world.keys() == before
-    assert list(world.one.all(pytest.fail)) == []
+    deleters.one.check("job")
+    assert deleters.keys() == before
+    assert list(deleters.one.all(pytest.fail)) == []
 
 
-def test_deleted_job_is_collected_when_its_time_is_over(world: World) -> None:
+def test_deleted_job_is_collected_when_its_time_is_over(deleters: TwoDeleters) -> None:
     """The whole job is removed and its name is free again; a job whose name shares a prefix stays."""
-    world.one.bury("job", "ann", 60)
-    world.clock.advance(60_000)
+    deleters.one.bury("job", "ann", 60)
+    deleters.clock.advance(60_000)
 
-    assert [removal.objects for removal in world.other.collect_expired()] == [2 + OF_A_FENCE]
-    assert world.keys() == []
-    assert world.keys("jobs/") == ["jobs/job.json"]
-    world.one.check("job")
+    assert [removal.objects for removal in deleters.other.collect_expired()] == [2 + OF_A_FENCE]
+    assert deleters.keys() == []
+    assert deleters.keys("jobs/") == ["jobs/job.json"]
+    deleters.one.check("job")
     with pytest.raises(NotFoundError):
-        world.one.undo("job")
+        deleters.one.undo("job")
 
 
-def test_first_deletion_counts(world: World) -> None:
+def test_first_deletion_counts(deleters: TwoDeleters) -> None:
     """Deleting a deleted job changes neither its end nor its author."""
-    first = world.one.bury("job", "ann", 60)
-    world.clock.advance(10_000)
+    first = deleters.one.bury("job", "ann", 60)
+    deleters.clock.advance(10_000)
 
-    assert world.other.bury("job", "bob", 6_000) == first
+    assert deleters.other.bury("job", "bob", 6_000) == first
 
 
-def test_what_was_brought_back_is_not_collected_by_who_slept(world: World) -> None:
+def test_what_was_brought_back_is_not_collected_by_who_slept(deleters: TwoDeleters) -> None:
     """I11: a collector that paused after its look at the tombstone deletes no job that was brought back."""
-    tombstone = world.one.bury("job", "ann", 0)
-    world.other.undo("job")
+    tombstone = deleters.one.bury("job", "ann", 0)
+    deleters.other.undo("job")
 
-    assert world.one.collect(tombstone) is None
-    assert world.keys() != []
+    assert deleters.one.collect(tombstone) is None
+    assert deleters.keys() != []
 
 
-def test_what_is_brought_back_at_the_last_moment_is_not_collected(world: World) -> None:
+def test_what_is_brought_back_at_the_last_moment_is_not_collected(deleters: TwoDeleters) -> None:
     """I11: of a collector and a concurrent undelete, only the one that decides first acts."""
-    tombstone = world.one.bury("job", "ann", 0)
-    paused = PausingStore(world.store)
-    paused.pause_at("put", "@fates/*", lambda: world.other.undo("job"))
+    tombstone = deleters.one.bury("job", "ann", 0)
+    paused = PausingStore(deleters.store)
+    paused.pause_at("put", "@fates/*", lambda: deleters.other.undo("job"))
 
-    assert Deletions(paused, world.clock, FakeIds(3)).collect(tombstone) is None
-    assert world.keys() == ["job/job.json", "job/segments/h/1.seg"]
+    assert Deletions(paused, deleters.clock, FakeIds(3)).collect(tombstone) is None
+    assert deleters.keys() == ["job/job.json", "job/segments/h/1.seg"]
 
 
-def test_what_is_being_collected_cannot_be_brought_back(world: World) -> None:
+def test_what_is_being_collected_cannot_be_brought_back(deleters: TwoDeleters) -> None:
     """A job that may be partly removed is never opened again; the next collector continues where one stopped."""
-    faulty = FaultyStore(world.store)
+    faulty = FaultyStore(deleters.store)
     faulty.inject(Fault("delete", FaultKind.FAIL_BEFORE))
-    tombstone = world.one.bury("job", "ann", 0)
+    tombstone = deleters.one.bury("job", "ann", 0)
     with pytest.raises(UnavailableError):
-        Deletions(faulty, world.clock, FakeIds(3)).collect(tombstone)
+        Deletions(faulty, deleters.clock, FakeIds(3)).collect(tombstone)
 
     with pytest.raises(ConflictError, match="being deleted"):
-        world.other.undo("job")
+        deleters.other.undo("job")
     with pytest.raises(ConflictError):
-        world.other.check("job")
-    assert [removal.job for removal in world.other.collect_expired()] == ["job"]
-    assert world.keys() == []
-    world.other.check("job")
+        deleters.other.check("job")
+    assert [removal.job for removal in deleters.other.collect_expired()] == ["job"]
+    assert deleters.keys() == []
+    deleters.other.check("job")
 
 
 @pytest.mark.parametrize("finisher", ["who brings back", "collector"])
-def test_bringing_back_that_was_interrupted_is_finished(world: World, finisher: str) -> None:
+def test_bringing_back_that_was_interrupted_is_finished(deleters: TwoDeleters, finisher: str) -> None:
     """A process that dies after the decision to undelete leaves a job that can be brought back, not collected."""
-    faulty = FaultyStore(world.store)
+    faulty = FaultyStore(deleters.store)
     faulty.inject(Fault("delete", FaultKind.FAIL_BEFORE))
-    tombstone = world.one.bury("job", "ann", 0)
+    tombstone = deleters.one.bury("job", "ann", 0)
     with pytest.raises(UnavailableError):
-        Deletions(faulty, world.clock, FakeIds(3)).undo("job")
+        Deletions(faulty, deleters.clock, FakeIds(3)).undo("job")
 
     if finisher == "collector":
-        assert world.one.collect(tombstone) is None
+        assert deleters.one.collect(tombstone) is None
     else:
-        assert world.other.undo("job") == tombstone
-    world.one.check("job")
-    assert list(world.one.all(pytest.fail)) == []
-    assert world.keys() == ["job/job.json", "job/segments/h/1.seg"]
+        assert deleters.other.undo("job") == tombstone
+    deleters.one.check("job")
+    assert list(deleters.one.all(pytest.fail)) == []
+    assert deleters.keys() == ["job/job.json", "job/segments/h/1.seg"]
 
 
 @pytest.mark.parametrize("step", [("put", "@fates/*.*"), ("delete", "@deleted/*")])
-def test_job_is_deleted_again_behind_an_interrupted_bringing_back(world: World, step: tuple[str, str]) -> None:
+def test_job_is_deleted_again_behind_an_interrupted_bringing_back(deleters: TwoDeleters, step: tuple[str, str]) -> None:
     """I12: an acknowledged deletion ends in a collection, at whatever point an earlier undelete died."""
-    world.one.bury("job", "ann", 60)
-    paused = PausingStore(world.store)
+    deleters.one.bury("job", "ann", 60)
+    paused = PausingStore(deleters.store)
     paused.pause_at(*step, kill)
     with pytest.raises(Killed):
-        Deletions(paused, world.clock, FakeIds(3)).undo("job")
-    assert world.other.bury("job", "bob", 60).who == "bob"
-    world.clock.advance(60_000)
+        Deletions(paused, deleters.clock, FakeIds(3)).undo("job")
+    assert deleters.other.bury("job", "bob", 60).who == "bob"
+    deleters.clock.advance(60_000)
 
-    assert [removal.job for removal in world.one.collect_expired()] == ["job"]
-    assert world.keys() == world.keys("@deleted/") == []
+    assert [removal.job for removal in deleters.one.collect_expired()] == ["job"]
+    assert deleters.keys() == deleters.keys("@deleted/") == []
 
 
-def test_collector_finishes_a_bringing_back_that_was_interrupted(world: World) -> None:
+def test_collector_finishes_a_bringing_back_that_was_interrupted(deleters: TwoDeleters) -> None:
     """A job whose undelete was decided does not stay closed because the process died."""
-    world.one.bury("job", "ann", 60)
-    paused = PausingStore(world.store)
+    deleters.one.bury("job", "ann", 60)
+    paused = PausingStore(deleters.store)
     paused.pause_at("put", "@fates/*.*", kill)
     with pytest.raises(Killed):
-        Deletions(paused, world.clock, FakeIds(3)).undo("job")
-    world.clock.advance(60_000)
+        Deletions(paused, deleters.clock, FakeIds(3)).undo("job")
+    deleters.clock.advance(60_000)
 
-    assert world.other.collect_expired() == []
-    world.one.check("job")
-    assert world.keys() == ["job/job.json", "job/segments/h/1.seg"]
+    assert deleters.other.collect_expired() == []
+    deleters.one.check("job")
+    assert deleters.keys() == ["job/job.json", "job/segments/h/1.seg"]
 
 
-def test_bringing_back_late_undoes_no_later_deletion(world: World) -> None:
+def test_bringing_back_late_undoes_no_later_deletion(deleters: TwoDeleters) -> None:
     """I4: an undelete that paused leaves a later deletion in effect."""
-    world.one.bury("job", "ann", 60)
-    paused = PausingStore(world.store)
+    deleters.one.bury("job", "ann", 60)
+    paused = PausingStore(deleters.store)
 
     def bring_back_and_delete() -> None:
-        world.one.undo("job")
-        world.one.bury("job", "bob", 60)
+        deleters.one.undo("job")
+        deleters.one.bury("job", "bob", 60)
 
     paused.pause_at("delete", "@deleted/*", bring_back_and_delete)
-    Deletions(paused, world.clock, FakeIds(3)).undo("job")
+    Deletions(paused, deleters.clock, FakeIds(3)).undo("job")
 
-    found = world.other.of("job")
+    found = deleters.other.of("job")
     assert found is not None
     assert found.who == "bob"
 
 
 @pytest.mark.parametrize("calls", range(8))
-def test_deletion_that_comes_late_is_a_deletion(world: World, calls: int) -> None:
+def test_deletion_that_comes_late_is_a_deletion(deleters: TwoDeleters, calls: int) -> None:
     """I4: a deletion holds although an earlier tombstone came and went before its own was put."""
-    paused = PausingStore(world.store)
+    paused = PausingStore(deleters.store)
 
     def delete_and_bring_back() -> None:
-        world.one.bury("job", "ann", 60)
-        world.one.undo("job")
+        deleters.one.bury("job", "ann", 60)
+        deleters.one.undo("job")
 
     paused.pause_before(calls, delete_and_bring_back)
-    buried = Deletions(paused, world.clock, FakeIds(3)).bury("job", "bob", 60)
+    buried = Deletions(paused, deleters.clock, FakeIds(3)).bury("job", "bob", 60)
 
     if buried.who == "bob" and paused.calls > calls:
-        assert world.other.of("job") == buried
-    assert [found.uid for found in world.other.all(pytest.fail)] in ([buried.uid], [])
+        assert deleters.other.of("job") == buried
+    assert [found.uid for found in deleters.other.all(pytest.fail)] in ([buried.uid], [])
 
 
-def test_job_is_brought_back_any_number_of_times(world: World) -> None:
+def test_job_is_brought_back_any_number_of_times(deleters: TwoDeleters) -> None:
     """Each deletion is independent: it can be undone and collected like the first one."""
     for number in range(5):
-        assert world.one.bury("job", "ann", 60).number == number
+        assert deleters.one.bury("job", "ann", 60).number == number
         with pytest.raises(ConflictError):
-            world.other.check("job")
-        world.other.undo("job")
-        world.one.check("job")
-    world.one.bury("job", "ann", 0)
-    world.other.collect_expired()
+            deleters.other.check("job")
+        deleters.other.undo("job")
+        deleters.one.check("job")
+    deleters.one.bury("job", "ann", 0)
+    deleters.other.collect_expired()
 
-    assert list(world.one.all(pytest.fail)) == []
-    assert world.keys() == []
+    assert list(deleters.one.all(pytest.fail)) == []
+    assert deleters.keys() == []
 
 
-def test_nothing_is_deleted_while_no_fence_can_be_set(world: World) -> None:
+def test_nothing_is_deleted_while_no_fence_can_be_set(deleters: TwoDeleters) -> None:
     """I4: a collector that cannot fence a job's owner deletes nothing; another one does it later."""
-    faulty = FaultyStore(world.store, Fault("put", FaultKind.FAIL_BEFORE, "job/epochs/*"))
-    tombstone = world.one.bury("job", "ann", 0)
-    before = world.keys()
+    faulty = FaultyStore(deleters.store, Fault("put", FaultKind.FAIL_BEFORE, "job/epochs/*"))
+    tombstone = deleters.one.bury("job", "ann", 0)
+    before = deleters.keys()
     with pytest.raises(UnavailableError):
-        Deletions(faulty, world.clock, FakeIds(3)).collect(tombstone)
+        Deletions(faulty, deleters.clock, FakeIds(3)).collect(tombstone)
 
-    assert world.keys() == before
-    assert [removal.job for removal in world.other.collect_expired()] == ["job"]
-    assert world.keys() == []
+    assert deleters.keys() == before
+    assert [removal.job for removal in deleters.other.collect_expired()] == ["job"]
+    assert deleters.keys() == []
 
 
-def test_job_that_cannot_be_collected_stops_no_other_one(world: World) -> None:
+def test_job_that_cannot_be_collected_stops_no_other_one(deleters: TwoDeleters) -> None:
     """I12: a job with a damaged registry stays until its deletion is forced; others are collected."""
-    world.store.put("job/job.json", b"damaged")
+    deleters.store.put("job/job.json", b"damaged")
     for name in ("job", "jobs"):
-        world.one.bury(name, "ann", 0)
+        deleters.one.bury(name, "ann", 0)
 
-    assert [removal.job for removal in world.other.collect_expired()] == ["jobs"]
-    assert world.keys() == ["job/job.json", "job/segments/h/1.seg"]
-    (tombstone,) = world.one.all(pytest.fail)
-    assert world.one.collect(tombstone, although_damaged=True) is not None
-    assert world.keys() == []
+    assert [removal.job for removal in deleters.other.collect_expired()] == ["jobs"]
+    assert deleters.keys() == ["job/job.json", "job/segments/h/1.seg"]
+    (tombstone,) = deleters.one.all(pytest.fail)
+    assert deleters.one.collect(tombstone, although_damaged=True) is not None
+    assert deleters.keys() == []
 
 
-def test_unreadable_tombstone_stops_no_other_one(world: World, caplog: pytest.LogCaptureFixture) -> None:
+def test_unreadable_tombstone_stops_no_other_one(deleters: TwoDeleters, caplog: pytest.LogCaptureFixture) -> None:
     """I12: a job is collected although another job's tombstone is damaged; that tombstone is reported and stays."""
     damaged = ["@deleted/a.json", "@deleted/z.json"]
-    world.one.bury("job", "ann", 60)
-    world.store.put(
-        damaged[0], world.store.get("@deleted/job.json").replace(b'"until_ms": ', b'"until_ms": "x", "x": ')
+    deleters.one.bury("job", "ann", 60)
+    deleters.store.put(
+        damaged[0], deleters.store.get("@deleted/job.json").replace(b'"until_ms": ', b'"until_ms": "x", "x": ')
     )
-    world.store.put(damaged[1], b"{")
-    world.clock.advance(60_000)
+    deleters.store.put(damaged[1], b"{")
+    deleters.clock.advance(60_000)
 
-    assert [removal.job for removal in world.other.collect_expired()] == ["job"]
+    assert [removal.job for removal in deleters.other.collect_expired()] == ["job"]
     told = [vars(record)["error"] for record in caplog.records if record.levelname == "ERROR"]
     assert len(told) == 2
     assert all(key in message for key, message in zip(damaged, told, strict=True))
-    assert world.keys("@deleted/") == damaged
+    assert deleters.keys("@deleted/") == damaged
 
 
 def test_jobs_are_listed_though_a_tombstone_is_damaged(run: Any, tmp_path: Path) -> None:
@@ -265,21 +265,21 @@ def test_jobs_are_listed_though_a_tombstone_is_damaged(run: Any, tmp_path: Path)
     assert (code, "was deleted by" in out) == (1, True)
 
 
-def test_missing_job_is_not_deleted(world: World) -> None:
+def test_missing_job_is_not_deleted(deleters: TwoDeleters) -> None:
     """A name without a job gets no tombstone."""
     with pytest.raises(NotFoundError):
-        world.one.bury("none", "ann", 60)
+        deleters.one.bury("none", "ann", 60)
 
 
-def test_collection_that_was_interrupted_at_its_end_is_finished(world: World) -> None:
+def test_collection_that_was_interrupted_at_its_end_is_finished(deleters: TwoDeleters) -> None:
     """If only the tombstone is left, taking over the collection frees the name."""
-    tombstone = world.one.bury("job", "ann", 0)
-    world.store.delete(["job/job.json", "job/segments/h/1.seg"])
+    tombstone = deleters.one.bury("job", "ann", 0)
+    deleters.store.delete(["job/job.json", "job/segments/h/1.seg"])
 
-    removal = world.one.collect(tombstone)
+    removal = deleters.one.collect(tombstone)
     assert removal is not None
     assert removal.objects == 0
-    world.one.check("job")
+    deleters.one.check("job")
 
 
 def test_service_refuses_to_open_deleted_job() -> None:

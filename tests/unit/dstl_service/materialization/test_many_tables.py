@@ -47,7 +47,7 @@ class SlowStore(MemoryStore):
         return super().get(key)
 
 
-class Job:
+class ManyTablesJob:
     """A driver, its tasks, and their only sidecar."""
 
     def __init__(self, folder: Path, executor: ThreadPoolExecutor) -> None:
@@ -110,8 +110,8 @@ class Job:
 def test_every_table_has_a_snapshot_within_three_intervals(tmp_path: Path) -> None:
     """I13: of 1,000 tables with batches of 60 s, each is materialized in three intervals, and no upload is wasted."""
 
-    async def run(executor: ThreadPoolExecutor) -> Job:
-        job, batches = Job(tmp_path, executor), 0
+    async def run(executor: ThreadPoolExecutor) -> ManyTablesJob:
+        job, batches = ManyTablesJob(tmp_path, executor), 0
         while len(job.newest.materializations) < TABLES:
             await job.batch()
             batches += 1

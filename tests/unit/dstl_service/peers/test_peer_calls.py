@@ -1,4 +1,4 @@
-"""Calls to the services of other hosts: whom they reach, how long they last, and what they leave to others."""
+"""Calls to the services of other hosts: which hosts they reach, how long they take, and what they leave for others."""
 
 from __future__ import annotations
 
@@ -33,14 +33,14 @@ from tests.waiting import wait_until
 pytestmark = pytest.mark.timeout(180)
 
 REF = ChangeSetRef("op", 0, 1, 1, 0, 0, 1, "other")
-QUICK_S = 60.0  # who waits for a hung peer waits for HUNG_S
+QUICK_S = 60.0  # a caller of a hung peer waits for HUNG_S
 HUNG_S = 90
-"""Far more than a request takes, and far less than a hung peer is waited for."""
+"""Far longer than a request takes, and far shorter than the wait for a hung peer."""
 
 
 @contextmanager
 def hung_peer() -> Iterator[tuple[str, list[socket.socket]]]:
-    """Take connections and never answer, as a suspended process does; yield the address and the connections."""
+    """Accept connections and never answer, like a suspended process; yield the address and the connections."""
     taken: list[socket.socket] = []
     with socket.create_server(("127.0.0.1", 0)) as listener:
 
@@ -64,7 +64,7 @@ def hung_peer() -> Iterator[tuple[str, list[socket.socket]]]:
 
 @contextmanager
 def answering_peer(status: int, body: bytes) -> Iterator[tuple[str, list[str | None]]]:
-    """Answer every request with this; yield the address, and the tokens that were shown."""
+    """Answer every request with this; yield the address, and the tokens that were sent."""
     shown: list[str | None] = []
 
     class Handler(BaseHTTPRequestHandler):
@@ -77,7 +77,7 @@ def answering_peer(status: int, body: bytes) -> Iterator[tuple[str, list[str | N
             self.wfile.write(body)
 
         def log_message(self, *_: Any) -> None:
-            """Say nothing."""
+            """Log nothing."""
 
     with HTTPServer(("127.0.0.1", 0), Handler) as server:
         thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.01})
@@ -90,7 +90,7 @@ def answering_peer(status: int, body: bytes) -> Iterator[tuple[str, list[str | N
 
 
 def announced(store: MemoryStore, *urls: str) -> MemoryStore:
-    """Let services say in the store where they are reached."""
+    """Announce the addresses of services in the store."""
     for url in urls:
         store.put(*encode_entry(origin_of(url)))
     return store
@@ -102,10 +102,10 @@ def away(life: Life, url: str, partition: int = 0) -> dict[str, Any]:
 
 
 class TestHungPeer:
-    """B1: a peer that takes connections and never answers holds up those who wait for it, and nobody else."""
+    """B1: a peer that accepts connections and never answers delays only the requests that need it."""
 
     def test_hung_peers_leave_others_alone(self) -> None:
-        """With many requests to hung peers under way, the service is ready, and other jobs open and complete."""
+        """While many requests to hung peers are pending, the service is ready, and other jobs open and complete."""
         peers = PeerSettings(timeout_s=HUNG_S)
         with hung_peer() as (url, taken), service(announced(MemoryStore(), url), io_threads=4, peers=peers) as life:
             life.open()
@@ -138,7 +138,7 @@ class TestHungPeer:
             assert (answer.status_code, answer.json()["kind"]) == (410, "lost_changes")
 
     def test_deadline_holds_for_drops(self) -> None:
-        """An answer that comes a byte at a time has the same deadline as one that does not come."""
+        """An answer that arrives one byte at a time has the same deadline as a missing one."""
         with hung_peer() as (url, taken):
             asked = threading.Thread(target=_drip, args=(taken,), daemon=True)
             asked.start()
@@ -183,11 +183,11 @@ async def _ask(life: Life, path: str, body: dict[str, Any]) -> None:
 
 
 class TestWhoIsAsked:
-    """C4: the token goes to services of this storage alone, and nothing of an answer is handed on."""
+    """C4: the token is sent only to services of this storage, and no part of their answers is passed on."""
 
     @pytest.mark.parametrize("by", ["nobody", "store", "operator", "pattern"])
     def test_token_goes_to_known_services_alone(self, by: str) -> None:
-        """An address that neither the store nor the operator names gets no request, and so no token."""
+        """An address that neither the store nor the operator names receives no request, and so no token."""
         with answering_peer(500, b"secret words") as (url, shown):
             store = announced(MemoryStore(), url) if by == "store" else MemoryStore()
             allowed = {"operator": f"https://elsewhere:1, {url}", "pattern": "http://127.0.0.1:*"}.get(by)
@@ -202,14 +202,14 @@ class TestWhoIsAsked:
 
     @pytest.mark.parametrize(("allowed", "origin"), [("http://[fd00::1]:*", "http://[fd00::1]:7071")])
     def test_address_of_version_6_is_listed_as_it_is(self, allowed: str, origin: str) -> None:
-        """The brackets of an IPv6 address are no pattern."""
+        """The brackets of an IPv6 address are not a pattern."""
         registry = PeerRegistry(allowed, MemoryStore(), FairSlots(1).acquire, FakeClock(), needs_tls=False)
 
         assert asyncio.run(registry.check("job", origin)) == origin
 
     @pytest.mark.parametrize("tls", [{"ca_file": True}, {"certificate_file": True}], ids=str)
     def test_service_with_tls_asks_nobody_in_the_clear(self, tls: dict[str, bool], tmp_path: Any) -> None:
-        """Where TLS is on, an http address is refused, although the store names it."""
+        """With TLS enabled, an http address is refused even if the store names it."""
         (tmp_path / "pem").touch()
         settings = TlsSettings(**dict.fromkeys(tls, tmp_path / "pem"))
         with answering_peer(200, b"{}") as (url, shown), pytest.MonkeyPatch.context() as patch:
@@ -234,12 +234,12 @@ class TestWhoIsAsked:
         ],
     )
     def test_address_is_scheme_host_and_port(self, url: str, is_same: bool) -> None:
-        """However it is written, an address is the one that was announced only if it reaches the same listener."""
+        """An address in another notation counts as announced only if it reaches the same listener."""
         assert (encode_entry(origin_of(url)) == encode_entry("http://host:7071")) is is_same
 
     @pytest.mark.parametrize("url", ["http://host:99999", "http://[::1", "http://:1", "http://..:x", "ftp://host:1"])
     def test_impossible_address_is_refused(self, url: str) -> None:
-        """C8: an address that is none is invalid input, wherever it comes from, and never a failure of the service."""
+        """C8: an invalid address is invalid input wherever it is found, and never a failure of the service."""
         with service(MemoryStore()) as life:
             life.open()
             assert life.persist(away(life, url)).status_code == 400
@@ -248,17 +248,17 @@ class TestWhoIsAsked:
                 make()
 
     def test_address_is_given_out_when_the_store_has_it(self) -> None:
-        """A service that cannot announce itself gives no address out: its tasks make their sets durable alone."""
+        """A service that cannot announce itself gives out no address: its tasks make their sets durable themselves."""
         store = FaultyStore(MemoryStore(), Fault("put", FaultKind.FAIL_BEFORE, f"{FOLDER}/*"))
         clock = FakeClock()
         with service(store, clock, advertised_url="http://here:7071") as life:
             life.open()
             assert life.append(partition=0)["service_url"] is None
-            clock.advance(5_000)  # after a failure, the next announcement is begun behind this
+            clock.advance(5_000)  # the next announcement after a failure starts only after this time
             wait_until(lambda: _appended_url(life) == "http://here:7071")
 
     def test_entries_of_services_that_are_gone_are_bounded(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        """A cluster whose pods move for years keeps so many entries: those that were renewed last."""
+        """A cluster whose pods are replaced for years keeps a bounded number of entries: the most recently renewed."""
         monkeypatch.setattr("dstl_service.peers.registry.ENTRIES_MAX", 3)
         clock = FakeClock()
         store = MemoryStore(clock=clock)
@@ -270,7 +270,7 @@ class TestWhoIsAsked:
         assert {info.key for info in store.list(f"{FOLDER}/")} == kept
 
     def test_address_is_announced_anew(self) -> None:
-        """A service that takes sets stays among those that were renewed last, and gives its address out meanwhile."""
+        """A service that receives sets stays among the most recently renewed entries, and gives out its address."""
         clock, store = FakeClock(), RecordingStore(MemoryStore())
         with service(store, clock, advertised_url="http://here:7071") as life:
             life.open()
@@ -290,13 +290,13 @@ class TestWhoIsAsked:
         ],
     )
     def test_answer_is_not_handed_on(self, body: bytes, expected: type[Exception]) -> None:
-        """Of an error only its kind counts: whoever has an address asked does not learn what is said there."""
+        """Only the kind of a peer's error is passed on: a caller that chose the address learns no text of it."""
         with answering_peer(409, body) as (url, _), pytest.raises(expected) as caught:
             PeerClient(lambda: None, 10).persist(url, "job", [REF], wait=True)
         assert "secret" not in str(caught.value)
 
     def test_answer_that_was_not_asked_for_is_refused(self) -> None:
-        """Handles of a peer are those of the sets that it was asked for, or none is taken."""
+        """The handles in a peer's answer match the requested sets exactly, or all of them are rejected."""
         with answering_peer(200, b'{"handles": []}') as (url, _), service(announced(MemoryStore(), url)) as life:
             life.open()
             answer = life.complete_raw(0, None, away(life, url))
@@ -309,15 +309,15 @@ def _appended_url(life: Life) -> Any:
 
 
 class TestFairSlots:
-    """Places that jobs share."""
+    """Call slots that jobs share."""
 
     @staticmethod
     def run(story: Callable[[], Any]) -> Any:
-        """Tell a story."""
+        """Run a test coroutine."""
         return asyncio.run(asyncio.wait_for(story(), 60))
 
     def test_free_place_goes_to_who_has_fewest(self) -> None:
-        """B13: a job that asks for many places first does not keep another one waiting behind all of them."""
+        """B13: a job that requests many slots first does not make another job wait for all of them."""
         order: list[str] = []
 
         async def hold(slots: FairSlots, key: str, let_go: asyncio.Event) -> None:
@@ -340,7 +340,7 @@ class TestFairSlots:
         assert order == ["many", "many", "a", "b", "few", "many", "many"]
 
     def test_many_short_calls_keep_nobody_waiting(self) -> None:
-        """B13: a job with one call is not kept waiting until another one has none left, even if there is one place."""
+        """B13: a job with one call does not wait until another job has none left, even with a single slot."""
         order: list[str] = []
 
         async def call(slots: FairSlots, key: str) -> None:
@@ -356,7 +356,7 @@ class TestFairSlots:
         assert order.index("few") <= 2
 
     def test_one_key_has_a_share(self) -> None:
-        """A key that has its share waits although places are free, and others do not."""
+        """A key that has used its share waits although slots are free; other keys do not wait."""
 
         async def story() -> list[bool]:
             slots = FairSlots(4)
@@ -376,7 +376,7 @@ class TestFairSlots:
         assert self.run(story) == [False, True]
 
     def test_cancelled_wait_takes_no_place(self) -> None:
-        """Who gives up waiting, even in the moment when a place is given, leaves it to the next."""
+        """A caller that gives up waiting, even at the moment it is granted a slot, leaves the slot to the next one."""
 
         async def story() -> None:
             slots = FairSlots(1)
@@ -394,10 +394,10 @@ class TestFairSlots:
 
 
 class TestPlaces:
-    """B1, B13: places of calls come back whatever happens, and nobody keeps those that it does not use."""
+    """B1, B13: call slots are always returned, and no job holds slots that it does not use."""
 
     def test_call_that_cannot_begin_gives_its_places_back(self) -> None:
-        """A host is asked again when the system has threads again."""
+        """A host is called again when the system has threads again."""
 
         async def story() -> None:
             for _ in range(10):
@@ -412,7 +412,7 @@ class TestPlaces:
         asyncio.run(story())
 
     def test_who_waits_for_the_share_of_its_job_keeps_no_host_from_others(self) -> None:
-        """A job whose calls hang waits by itself: other jobs ask the hosts that it would ask as well."""
+        """A job whose calls hang waits alone: other jobs call the same hosts."""
         hung = threading.Event()
 
         async def story() -> None:
@@ -434,7 +434,7 @@ class TestPlaces:
                 hung.set()
 
     def test_calls_of_one_job_to_a_host_leave_others_theirs(self) -> None:
-        """A host that is slow for one job is asked for another one, however many calls of the first one wait."""
+        """A host that is slow for one job is called for another job, however many calls of the first one wait."""
         hung = threading.Event()
 
         async def story() -> None:
@@ -465,7 +465,7 @@ class TestPlaces:
 
 
 class _Peer(PeerClient):
-    """Answers nothing, of the first host only when it is told to."""
+    """Never answers; for the first host, only after it is told to."""
 
     def __init__(self, hung: threading.Event | None = None) -> None:
         self._hung = hung

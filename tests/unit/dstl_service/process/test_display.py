@@ -18,7 +18,7 @@ def test_control_characters_are_shown_as_escapes(text: str) -> None:
 
 
 def test_plain_text_is_unchanged() -> None:
-    """Text of any language is shown as it is."""
+    """Text of any language is shown unchanged."""
     assert printable("größer, 大 \\n") == "größer, 大 \\n"
 
 
@@ -26,5 +26,5 @@ def test_plain_text_is_unchanged() -> None:
     ("ms", "text"), [(0, "1970-01-01T00:00:00.000+00:00"), (NUMBER_MAX, f"{NUMBER_MAX} ms"), (10**40, f"{10**40} ms")]
 )
 def test_any_stored_time_has_a_text(ms: int, text: str) -> None:
-    """A time that no calendar has is shown as its number."""
+    """A time outside the calendar is shown as its number."""
     assert utc_text(ms) == text

@@ -1,4 +1,4 @@
-"""When a process that nobody needs stops: in the time of an event loop that this module moves by hand."""
+"""When an unused process stops, in the time of an event loop that the test advances explicitly."""
 
 from __future__ import annotations
 
@@ -19,19 +19,19 @@ class Clockwork:
         self.timers: list[tuple[float, Callable[[], None]]] = []
 
     def call_later(self, delay_s: float, function: Callable[[], None]) -> Any:
-        """Keep the function until `pass_time`."""
+        """Store the function until `pass_time`."""
         self.timers.append((delay_s, function))
         return None
 
     def pass_time(self) -> None:
-        """Let the time of the watch be over."""
+        """Let the watch's time elapse."""
         (_, function), self.timers = self.timers[0], []
         function()
 
 
 @pytest.fixture
 def loop(monkeypatch: pytest.MonkeyPatch) -> Clockwork:
-    """Return the loop in which watches of the test live."""
+    """Return the loop of the test's watches."""
     made = Clockwork()
     monkeypatch.setattr("dstl_service.process.idle.asyncio.get_running_loop", lambda: made)
     return made
@@ -46,7 +46,7 @@ def watch(
 
 
 def test_idle_process_is_stopped(loop: Clockwork) -> None:
-    """A request moves the end away by one time; without another one the process stops."""
+    """A request postpones the end by one idle time; without another one the process stops."""
     stopped: list[str] = []
     made = watch(stopped)
     made.request_began()
@@ -59,7 +59,7 @@ def test_idle_process_is_stopped(loop: Clockwork) -> None:
 
 
 def test_running_request_keeps_the_process(loop: Clockwork) -> None:
-    """A restore that streams for hours is in use all the time; the count begins at its end."""
+    """A restore that streams for hours counts as use; the idle time starts at its end."""
     stopped: list[str] = []
     made = watch(stopped)
     made.request_began()
@@ -74,7 +74,7 @@ def test_running_request_keeps_the_process(loop: Clockwork) -> None:
 
 
 def test_background_work_keeps_the_process(loop: Clockwork) -> None:
-    """A snapshot that is being stored is not broken off because nobody asks anything."""
+    """A snapshot upload is not interrupted by the lack of requests."""
     stopped: list[str] = []
     busy = [True]
     watch(stopped, lambda: busy[0])
@@ -88,11 +88,11 @@ def test_background_work_keeps_the_process(loop: Clockwork) -> None:
 
 
 def test_process_that_reaches_no_job_is_stopped_soon(loop: Clockwork) -> None:
-    """With wrong credentials each request fails; the next process has the environment of who starts it."""
+    """With wrong credentials every request fails; the next process has the environment of its starter."""
     stopped: list[str] = []
     made = watch(stopped, is_used=lambda: False)
     loop.pass_time()
-    assert not stopped  # nobody has asked yet
+    assert not stopped  # no request so far
     made.request_began()
     made.request_ended()
 
@@ -102,7 +102,7 @@ def test_process_that_reaches_no_job_is_stopped_soon(loop: Clockwork) -> None:
 
 
 def test_process_that_nobody_asks_is_stopped_in_time(loop: Clockwork) -> None:
-    """Without any request the idle time counts."""
+    """Without any request the idle time starts with the process."""
     stopped: list[str] = []
     watch(stopped, is_used=lambda: False)
     waited = 0.0

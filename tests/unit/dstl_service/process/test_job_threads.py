@@ -1,4 +1,4 @@
-"""B13: the threads that jobs share: whatever one job has them do, another job's request goes through."""
+"""B13: the threads that jobs share: whatever one job does with them, requests of other jobs are served."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ pytestmark = pytest.mark.timeout(180)
 
 
 def with_threads(total: int, story: Callable[[JobThreads, threading.Event], Awaitable[None]]) -> None:
-    """Tell a story of some threads, and of what keeps them waiting."""
+    """Run a test coroutine with some threads and the event that blocks them."""
     let_go = threading.Event()
 
     async def tell() -> None:
@@ -40,12 +40,12 @@ def with_threads(total: int, story: Callable[[JobThreads, threading.Event], Awai
 
 
 def begun(threads: JobThreads, job: str, count: int, function: Callable[[], Any]) -> list[asyncio.Task[Any]]:
-    """Begin calls of a job."""
+    """Start calls of a job."""
     return [asyncio.get_running_loop().create_task(threads.run(job, function)) for _ in range(count)]
 
 
 def test_slow_calls_leave_threads_to_others() -> None:
-    """Calls of one job that hang take no thread of another one, and go on when they can."""
+    """Hung calls of one job take no thread from another one, and continue once they can."""
 
     async def story(threads: JobThreads, let_go: threading.Event) -> None:
         slow = begun(threads, "slow", 20, let_go.wait)
@@ -59,7 +59,7 @@ def test_slow_calls_leave_threads_to_others() -> None:
 
 @pytest.mark.parametrize("total", [4, 8, 16])
 def test_slow_calls_of_several_jobs_leave_threads_to_others(total: int) -> None:
-    """B13: as many jobs as there are places kept for newcomers hang, with all calls that they may have."""
+    """B13: as many jobs hang, with all calls they may have, as there are slots reserved for new jobs."""
 
     async def story(threads: JobThreads, let_go: threading.Event) -> None:
         slow = [call for job in range(total // 4) for call in begun(threads, f"slow {job}", total, let_go.wait)]
@@ -73,7 +73,7 @@ def test_slow_calls_of_several_jobs_leave_threads_to_others(total: int) -> None:
 
 
 def test_stop_iteration_reaches_its_caller() -> None:
-    """What a future cannot hold is raised as another error: whoever waits is told, and the thread is free again."""
+    """An error that a future cannot hold reaches the caller as another error, and the thread is free again."""
 
     async def story(threads: JobThreads, let_go: threading.Event) -> None:
         for _ in range(5):
@@ -84,7 +84,7 @@ def test_stop_iteration_reaches_its_caller() -> None:
 
 
 def test_place_is_the_threads() -> None:
-    """A call whose caller has gone keeps its place while its thread is busy: more threads than there are do not run."""
+    """A call without a caller keeps its slot while its thread is busy: the number of running threads stays bounded."""
 
     async def story(threads: JobThreads, let_go: threading.Event) -> None:
         gone = begun(threads, "job", 3, let_go.wait)
@@ -102,7 +102,7 @@ def test_place_is_the_threads() -> None:
 
 
 def test_pieces_come_in_order() -> None:
-    """What is read piece by piece is whole; an error on the way comes where it happened."""
+    """A result that is read in pieces is complete; an error is raised at the piece where it happened."""
 
     def pieces(last: int) -> Iterator[bytes]:
         for number in range(3):
@@ -122,7 +122,7 @@ def test_pieces_come_in_order() -> None:
 
 
 def test_restores_of_one_job_leave_threads_to_others() -> None:
-    """However many restores of one job wait for the store, small or streamed, another job's is read."""
+    """However many restores of one job wait for the store, small or streamed, a restore of another job is served."""
     let_go = threading.Event()
 
     def hung() -> Iterator[bytes]:
@@ -149,7 +149,7 @@ def test_restores_of_one_job_leave_threads_to_others() -> None:
 
 
 def test_registry_of_one_job_that_hangs_stops_no_other() -> None:
-    """A job whose manifests cannot be read takes some threads: another job opens, persists and completes."""
+    """A job whose manifests hang occupies some threads: another job opens, persists and completes."""
     store = FaultyStore(MemoryStore())
     seen = RecordingStore(store)
     with service(seen, io_threads=4) as life, ThreadPoolExecutor(12) as callers:
@@ -168,7 +168,7 @@ def test_registry_of_one_job_that_hangs_stops_no_other() -> None:
 
 
 def test_notes_of_one_job_stop_no_other(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Notes of one job that take long to read keep no note of another one waiting."""
+    """Slow notes of one job do not delay a note of another one."""
     let_go = threading.Event()
 
     def slowly(job: str, text: str) -> Any:
@@ -192,7 +192,7 @@ def test_notes_of_one_job_stop_no_other(monkeypatch: pytest.MonkeyPatch) -> None
 
 
 def test_few_notes_are_parsed_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    """I9: notes of megabytes take ten times their size while they are parsed: few at once, and fewer of one job."""
+    """I9: notes of megabytes need ten times their size while they are parsed: few at once, and fewer of one job."""
     let_go, running = threading.Event(), Counter[str]()
 
     def slowly(job: str, text: str) -> Any:
@@ -220,7 +220,7 @@ def test_few_notes_are_parsed_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_long_note_does_not_block_the_loop(monkeypatch: pytest.MonkeyPatch) -> None:
-    """B9: a note, which may have megabytes, is read in a thread that is not the event loop's."""
+    """B9: a note, which may have megabytes, is read in a thread other than the event loop's."""
     sets = tuple(NotedSet(ChangeSetId("job", "op", 0, Writer(1, 1), 0, number), number) for number in range(100))
     text = encode_note(CheckpointRecord("job", "uid", 128, 0, "u", 1, None, "", "", (), sets)).decode()
     readers: list[int] = []

@@ -29,7 +29,7 @@ APPEND = (
 
 
 def test_log_line_carries_its_fields() -> None:
-    """A record is one JSON line with what was given as extra, and with the traceback of an error."""
+    """A record is one JSON line with its extra fields, and with the traceback of an error."""
     try:
         raise ValueError("broken")
     except ValueError:
@@ -45,20 +45,20 @@ def test_log_line_carries_its_fields() -> None:
 
 
 def events(caplog: pytest.LogCaptureFixture, event: str) -> list[dict[str, Any]]:
-    """Return the log lines of one event, as they are written."""
+    """Return the log lines of one event as they are written."""
     lines = [json.loads(JsonFormatter().format(record)) for record in caplog.records]
     return [line for line in lines if line["event"] == event]
 
 
 @pytest.fixture
 def lines(caplog: pytest.LogCaptureFixture) -> pytest.LogCaptureFixture:
-    """Catch everything that the service logs."""
+    """Capture everything that the service logs."""
     caplog.set_level(logging.DEBUG, "dstl_service")
     return caplog
 
 
 def test_life_of_checkpoint_is_logged(lines: pytest.LogCaptureFixture) -> None:
-    """Opening, uploading and completing name job, checkpoint, epoch and attempts."""
+    """The lines about opening, uploading and completing name job, checkpoint, epoch and attempts."""
     with service(MemoryStore()) as life:
         life.open()
         life.complete(0, None, life.append(attempt=7), life.append(b"two", attempt=7, sqn=1))
@@ -72,7 +72,7 @@ def test_life_of_checkpoint_is_logged(lines: pytest.LogCaptureFixture) -> None:
 
 
 def test_failed_upload_and_refused_persist_are_logged(lines: pytest.LogCaptureFixture) -> None:
-    """An upload that failed says whose it was; so does the request that could not be served because of it."""
+    """A failed upload names its jobs; so does the request that failed because of it."""
     fault = Fault("put", FaultKind.FAIL_BEFORE, "*/segments/*", times=2)
     with service(FaultyStore(MemoryStore(), fault)) as life:
         life.open()
@@ -86,7 +86,7 @@ def test_failed_upload_and_refused_persist_are_logged(lines: pytest.LogCaptureFi
 
 
 def test_upload_that_needed_attempts_is_logged(lines: pytest.LogCaptureFixture) -> None:
-    """An upload that was tried more than once is worth a line without asking for details."""
+    """An upload with more than one attempt is logged without debug logging."""
     fault = Fault("put", FaultKind.FAIL_BEFORE, "*/segments/*")
     with service(FaultyStore(MemoryStore(), fault)) as life:
         life.open()
@@ -123,7 +123,7 @@ def test_newer_epoch_is_logged(lines: pytest.LogCaptureFixture) -> None:
 
 
 def test_back_pressure_is_one_line_a_second(lines: pytest.LogCaptureFixture) -> None:
-    """Refused change sets may be thousands: a line stands for all of a second, and names one of them."""
+    """Thousands of refused change sets produce one line per second, which names one of them."""
     store = FaultyStore(MemoryStore(), Fault("put", FaultKind.DELAY, "*/segments/*", times=99))
     try:
         with service(store) as life:
@@ -140,7 +140,7 @@ def test_back_pressure_is_one_line_a_second(lines: pytest.LogCaptureFixture) -> 
 
 
 def test_throttle_counts_what_it_holds_back() -> None:
-    """The first event has its line at once; those of a whole interval share the next one."""
+    """The first event is logged at once; all events of an interval share the next line."""
     clock = FakeClock()
     limiter = LogLimiter(clock)
 
@@ -150,7 +150,7 @@ def test_throttle_counts_what_it_holds_back() -> None:
 
 
 def test_strangers_do_not_fill_the_log(lines: pytest.LogCaptureFixture) -> None:
-    """Requests without the token are counted in one line a second, which does not have what they sent."""
+    """Requests without the token are counted in one line per second, which contains no data that they sent."""
     with service(MemoryStore(), token="secret") as life:
         for _ in range(20):
             headers = {"authorization": "Bearer guessed"}
@@ -209,7 +209,7 @@ def test_metrics_of_uploads_have_their_meanings() -> None:
 
 
 def test_batches_are_counted_by_job() -> None:
-    """What a driver tells of its batches is in the metrics of the coordinator; a job that is not there is refused."""
+    """What a driver reports of its batches is in the coordinator's metrics; an unknown job is refused."""
     figures = dict.fromkeys((field.name for field in fields(BatchFigures)), 250) | {"tries": 3}
     with service(MemoryStore()) as life:
         life.open()
@@ -228,7 +228,7 @@ def test_batches_are_counted_by_job() -> None:
 
 
 def test_wrong_requests_are_one_short_line_a_second(lines: pytest.LogCaptureFixture) -> None:
-    """C10: requests that are wrong are neither logged one by one nor at the length that they chose."""
+    """C10: invalid requests are not logged one by one, nor with text of a length that the client chose."""
     with service(MemoryStore()) as life:
         life.open()
         for sqn in range(20):

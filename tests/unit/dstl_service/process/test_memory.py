@@ -1,4 +1,4 @@
-"""What the process does with memory that it has freed."""
+"""What the process does with freed memory."""
 
 from __future__ import annotations
 
@@ -23,12 +23,12 @@ print(resource.getrusage(resource.RUSAGE_SELF).ru_minflt - first)
 
 
 def faults(mode: str) -> int:
-    """Return how many pages a process touches anew that fills and frees 24 MB ten times."""
+    """Return how many pages a process faults in that fills and frees 24 MB ten times."""
     done = subprocess.run([sys.executable, "-c", PROGRAM, mode], capture_output=True, text=True, check=True)
     return int(done.stdout)
 
 
 @pytest.mark.skipif(platform.libc_ver()[0] != "glibc", reason="only glibc can be told to keep memory")
 def test_freed_buffers_are_used_again() -> None:
-    """Buffers of megabytes lie in memory that was freed before, so that hardly a page is touched anew."""
+    """Buffers of megabytes reuse memory that was freed before, so that hardly any page is faulted in again."""
     assert faults("reuse") < faults("plain") / 10

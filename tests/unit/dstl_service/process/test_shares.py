@@ -1,4 +1,4 @@
-"""B13: the rule by which jobs share: whatever some of them do, something is left for the next one."""
+"""B13: the rule by which jobs share slots: whatever some jobs do, something is left for the next one."""
 
 from __future__ import annotations
 
@@ -15,12 +15,12 @@ STEPS = st.lists(st.tuples(st.integers(0, 40), st.sampled_from([-200, -1, 1, 2, 
 
 
 def alone_max(shares: Shares) -> int:
-    """Return the most that a job can hold that takes one place at a time and is alone; at least 1."""
+    """Return the most that one job can hold if it takes one slot at a time and is alone; at least 1."""
     return max(1, min(shares.weight * shares.total // (shares.weight + 1), shares.total - shares.kept))
 
 
 def after(shares: Shares, steps: list[tuple[int, int]]) -> Counter[int]:
-    """Return what jobs hold after steps, in which a job takes so many places, as far as it may, or gives them back."""
+    """Return what jobs hold after steps in which a job takes a number of slots, as far as allowed, or returns them."""
     held: Counter[int] = Counter()
     for job, count in steps:
         for _ in range(count):
@@ -35,7 +35,7 @@ def after(shares: Shares, steps: list[tuple[int, int]]) -> Counter[int]:
 @example(40, 1, [(job, 200) for job in range(10)])
 @example(40, 3, [(job, 200) for job in range(10)])
 def test_newcomer_finds_a_place_at_once(total: int, weight: int, steps: list[tuple[int, int]]) -> None:
-    """While no more jobs hold places than a quarter of all are, one that holds none gets one, whatever they did."""
+    """While the number of jobs with slots is at most a quarter of all slots, a job without one gets one."""
     shares = shares_of(total, weight)
     held = after(shares, steps)
     if len(held) <= max(shares.kept, min(1, total - 1)):
@@ -44,7 +44,7 @@ def test_newcomer_finds_a_place_at_once(total: int, weight: int, steps: list[tup
 
 @given(TOTALS, st.integers(1, 3), STEPS)
 def test_no_more_is_held_than_there_is(total: int, weight: int, steps: list[tuple[int, int]]) -> None:
-    """I9: places are given out once, and no job holds more than it would if it had all to itself."""
+    """I9: each slot is given out once, and no job holds more than it would if it were alone."""
     shares = shares_of(total, weight)
     held = after(shares, steps)
     assert held.total() <= total
@@ -53,7 +53,7 @@ def test_no_more_is_held_than_there_is(total: int, weight: int, steps: list[tupl
 
 @given(TOTALS, st.integers(1, 3), STEPS)
 def test_nobody_is_refused_for_ever(total: int, weight: int, steps: list[tuple[int, int]]) -> None:
-    """A job that holds nothing gets whatever is free, and one that holds its share gets a place when it gives it up."""
+    """A job that holds nothing gets any free slot; a job that holds its share gets a slot after it returns one."""
     shares = shares_of(total, weight)
     free = total - after(shares, steps).total()
     assert shares.admits(0, free, free)
@@ -62,7 +62,7 @@ def test_nobody_is_refused_for_ever(total: int, weight: int, steps: list[tuple[i
 
 @given(st.integers(1, 1 << 40), st.integers(1, 3), st.lists(st.floats(0, 1), max_size=8))
 def test_each_job_leaves_its_part_of_what_is_left(total: int, weight: int, parts: list[float]) -> None:
-    """Of bytes, of which a share can be as small as need be, every job that takes all it can leaves some."""
+    """Bytes can be divided into arbitrarily small shares: every job that takes all it can leaves some."""
     shares, free = Shares(total, weight, 0), total
     for part in parts:
         taken = int(weight * free / (weight + 1) * part)
@@ -84,7 +84,7 @@ def test_each_job_leaves_its_part_of_what_is_left(total: int, weight: int, parts
     ],
 )
 def test_jobs_that_take_all_they_can(total: int, held: list[int]) -> None:
-    """Each takes half of what is left, down to the quarter that is kept; of few places everybody gets one."""
+    """Each job takes half of what is left, down to the reserved quarter; of few slots every job gets one."""
     shares = shares_of(total)
     found: list[int] = []
     for _ in held:

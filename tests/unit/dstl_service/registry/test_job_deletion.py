@@ -1,4 +1,4 @@
-"""The jobs of a storage: which there are, and what is left of one that is deleted."""
+"""The jobs of a storage: how they are listed, and what remains of a deleted one."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def store_with(*jobs: str) -> MemoryStore:
 
 
 def test_jobs_are_listed_without_their_objects() -> None:
-    """What lies beside jobs is none, and a job with many objects costs no more than another."""
+    """Objects beside jobs are not listed as jobs, and a job with many objects costs no more requests than another."""
     store = RecordingStore(store_with("a", "b.c", "b", "b0"))
     store.put("a-file", b"")
     store.put("other/thing", b"")
@@ -43,7 +43,7 @@ def test_jobs_are_listed_without_their_objects() -> None:
 
 
 def test_job_is_deleted_whole() -> None:
-    """Nothing of it stays, and nothing of a job whose name begins like its own goes."""
+    """No object of the job remains, and no object of a job whose name begins with the same characters is deleted."""
     store = store_with("job", "job-2")
 
     counted = delete_job(store, "job")
@@ -57,7 +57,7 @@ def test_job_is_deleted_whole() -> None:
 
 
 def test_interrupted_deletion_is_repeated() -> None:
-    """What is left of a job is still that job, until its last object is gone."""
+    """A partly deleted job is still that job until its last object is gone."""
     inner = store_with("job")
     with pytest.raises(UnavailableError):
         delete_job(FaultyStore(inner, Fault("delete", FaultKind.FAIL_BEFORE, skip=1)), "job", write=True)
@@ -68,7 +68,7 @@ def test_interrupted_deletion_is_repeated() -> None:
 
 
 def test_name_of_a_deleted_job_is_used_again() -> None:
-    """I4: a coordinator that knew the old job opens the new one: checkpoints begin anew, and no epoch comes again."""
+    """I4: a coordinator that knew the old job opens the new one: checkpoints start at 0, and no epoch is used again."""
     store = MemoryStore()
     with service(store) as life:
         for _ in range(2):
@@ -86,9 +86,9 @@ def test_name_of_a_deleted_job_is_used_again() -> None:
 @pytest.mark.parametrize("payload", [b"set", b"another"])
 def test_sidecar_that_knew_a_deleted_job_serves_the_new_one(payload: bytes) -> None:
     """
-    I5: checkpoints and attempts of a new job are those of the deleted one of its name, also the sets' bytes.
+    I5: checkpoints and attempts of a new job equal those of the deleted job of its name, and so do the sets' bytes.
 
-    A sidecar that is no coordinator is told of neither. What it stored for the old job is not the new one's.
+    A sidecar that is not the coordinator learns of neither. What it stored for the old job is not used for the new one.
     """
     store = MemoryStore()
     with service(store) as sidecar, service(store) as coordinator:
@@ -110,7 +110,7 @@ def test_sidecar_that_knew_a_deleted_job_serves_the_new_one(payload: bytes) -> N
 
 
 def test_sidecar_that_knew_a_deleted_job_restores_the_new_one() -> None:
-    """A host that gets its first task of the new job behind a checkpoint is asked for a restore before any set."""
+    """A host that gets its first task of the new job after a checkpoint receives a restore request before any set."""
     store = MemoryStore()
     with service(store) as sidecar, service(store) as coordinator:
         for _ in range(2):
@@ -124,7 +124,7 @@ def test_sidecar_that_knew_a_deleted_job_restores_the_new_one() -> None:
 
 
 def test_set_of_a_deleted_job_is_refused() -> None:
-    """I4: a task of the deleted job that still runs adds nothing to the new one; its epoch is an older one."""
+    """I4: a task of the deleted job that still runs adds nothing to the new one, because its epoch is older."""
     store = MemoryStore()
     with service(store) as life:
         uid, epoch = life.open()["job_uid"], life.epoch
@@ -139,7 +139,7 @@ def test_set_of_a_deleted_job_is_refused() -> None:
 
 
 def test_commands(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """`dstl jobs` and `dstl delete`; the latter does nothing without being told to."""
+    """`dstl jobs` and `dstl delete`; the latter deletes nothing without being told to."""
     for key in ("job.json", "segments/host/1.seg"):
         path = tmp_path / "job" / key
         path.parent.mkdir(parents=True, exist_ok=True)
@@ -158,7 +158,7 @@ def test_commands(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
 
 
 def test_leftovers_of_no_job_are_deleted(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """C9: objects of a job that was never created can be deleted, and nothing else takes them for a job."""
+    """C9: objects of a job that was never created can be deleted, and nothing else treats them as a job."""
     (tmp_path / "never" / "segments" / "host").mkdir(parents=True)
     (tmp_path / "never" / "segments" / "host" / "1.seg").write_bytes(b"left")
     storage = ["--storage", tmp_path.as_uri()]

@@ -1,4 +1,4 @@
-"""A job's objects: who owns the job, and which checkpoints exist."""
+"""A job's objects: which driver owns the job, and which checkpoints exist."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ from tests.unit.dstl_service.samples import SteppingStore, manifest, opened
 def completed(
     job_store: JobStore, epoch: int, checkpoint_id: int, base: Manifest | None = None, uid: str = ""
 ) -> Manifest:
-    """Make a checkpoint of this epoch exist."""
+    """Create a checkpoint of this epoch."""
     created, _ = job_store.create(
         manifest(
             checkpoint_id,
@@ -43,7 +43,7 @@ class TestOpen:
     """``job.json``."""
 
     def test_new_job_gets_default(self) -> None:
-        """A job that nobody created yet gets 128 key groups, and exists from then on."""
+        """Opening a job that does not exist creates it with 128 key groups."""
         jobs = JobStore(MemoryStore(), "job", FakeClock(), FakeIds())
         assert not jobs.exists()
         jobs.open(None)
@@ -52,7 +52,7 @@ class TestOpen:
         assert jobs.max_parallelism == 128
 
     def test_stored_parallelism_is_taken(self) -> None:
-        """Who leaves max_parallelism out gets what the job was created with, and the same job uid."""
+        """Without max_parallelism, an open returns the value of the job's creation, and the same job uid."""
         store = MemoryStore()
         first = JobStore(store, "job", FakeClock(), FakeIds(1))
         first.open(7)
@@ -78,7 +78,7 @@ class TestOpen:
         assert not jobs.exists()
 
     def test_job_survives_lost_response(self) -> None:
-        """I5: a job whose creation was not answered is the one that the next try finds."""
+        """I5: if the creation of a job was not answered, the retry finds that job."""
         store = FaultyStore(MemoryStore(), Fault("put", FaultKind.FAIL_AFTER))
         jobs = JobStore(store, "job", FakeClock(), FakeIds())
         with pytest.raises(UnavailableError):
@@ -89,7 +89,7 @@ class TestOpen:
 
     @pytest.mark.parametrize("content", [b"", b"{}", b"[]", b'{"format":9,"uid":"u","max_parallelism":1}', b"\xff"])
     def test_damaged_job_is_reported(self, content: bytes) -> None:
-        """I10: a ``job.json`` that cannot be read is an error with its name."""
+        """I10: an unreadable ``job.json`` is an error with its name."""
         store = MemoryStore()
         store.put("job/job.json", content)
 
@@ -101,11 +101,11 @@ class TestClaim:
     """Taking a job over."""
 
     def test_first_claim_finds_nothing(self) -> None:
-        """A new job's first owner has epoch 1 and begins from nothing."""
+        """A new job's first owner has epoch 1 and starts without a checkpoint."""
         assert opened(MemoryStore()).claim("owner") == (1, None)
 
     def test_claim_returns_newest_checkpoint(self) -> None:
-        """A new owner gets the next epoch and goes on from the newest checkpoint."""
+        """A new owner gets the next epoch and continues from the newest checkpoint."""
         store = MemoryStore()
         jobs = opened(store)
         epoch, _ = jobs.claim("one")
@@ -127,7 +127,7 @@ class TestClaim:
         assert list(new.completed()) == [first]
 
     def test_older_epoch_is_fenced_in_new_job(self) -> None:
-        """I4: the fence holds also where no checkpoint was ever completed."""
+        """I4: the fence also holds if no checkpoint was ever completed."""
         store = MemoryStore()
         old, new = opened(store, host=1), opened(store, host=2)
         epoch, _ = old.claim("old")
@@ -138,7 +138,7 @@ class TestClaim:
         assert list(new.completed()) == []
 
     def test_quicker_older_epoch_stands(self) -> None:
-        """I4: a checkpoint that was written just before the fence counts; the new owner goes on from it."""
+        """I4: a checkpoint that was written just before the fence counts; the new owner continues from it."""
         store = SteppingStore()
         old, new = opened(store, host=1), opened(store, host=2)
         epoch, _ = old.claim("old")
@@ -151,7 +151,7 @@ class TestClaim:
             completed(old, epoch, 2, quicker[0])
 
     def test_fence_of_idle_epoch_is_passed(self) -> None:
-        """Owners that completed nothing leave fences behind; the next one still goes on from the newest checkpoint."""
+        """Owners that completed nothing leave fences; the next one still continues from the newest checkpoint."""
         store = MemoryStore()
         jobs = opened(store)
         first = completed(jobs, jobs.claim("one")[0], 0)
@@ -164,7 +164,7 @@ class TestClaim:
     @pytest.mark.parametrize("pattern", ["job/epochs/*", "job/checkpoints/*"])
     @pytest.mark.parametrize("kind", [FaultKind.FAIL_BEFORE, FaultKind.FAIL_AFTER])
     def test_failed_claim_can_be_repeated(self, pattern: str, kind: FaultKind) -> None:
-        """A claim that broke off anywhere blocks nobody: the next one takes a higher epoch."""
+        """A claim that breaks off at any step blocks no other claim: the next one gets a higher epoch."""
         store = FaultyStore(MemoryStore(), Fault("put", kind, pattern))
         jobs = opened(store)
         with pytest.raises(UnavailableError):
@@ -187,7 +187,7 @@ class TestClaim:
         assert with_race == (2, None)
 
     def test_overtaken_claim_is_fenced(self) -> None:
-        """I4: an owner that is overtaken in the middle of its claim never completes anything behind the newer one."""
+        """I4: an owner that is overtaken in the middle of its claim never completes anything after the newer one."""
         store = SteppingStore()
         slow, quick = opened(store, host=1), opened(store, host=2)
         newest: list[Manifest] = []
@@ -205,7 +205,7 @@ class TestClaim:
         assert completed(quick, 2, 1, newest[0]).epoch == 2
 
     def test_claim_reads_little_of_long_history(self) -> None:
-        """A claim lists from the last epoch's newest checkpoint on, and reads no manifests of before."""
+        """A claim lists from the last epoch's newest checkpoint on, and reads no earlier manifests."""
         store = RecordingStore(MemoryStore())
         jobs = opened(store)
         epoch, last = jobs.claim("one")
@@ -218,7 +218,7 @@ class TestClaim:
         assert store.count("get", "job/checkpoints/*") <= 3
 
     def test_old_listings_mislead_nobody(self) -> None:
-        """I4: on a file system that lists what was there a while ago, the older of two owners is fenced, too."""
+        """I4: on a file system with stale listings, the older of two owners is fenced, too."""
         store = MemoryStore()
         first = opened(store, host=1)
         epoch, _ = first.claim("first")
@@ -239,7 +239,7 @@ class TestClaim:
         assert opened(slow, host=4).claim("next")[1] == quick.newest()
 
     def test_fence_at_a_place_that_was_freed_is_none(self) -> None:
-        """I4: an owner whose claim pauses until its place was completed, subsumed and deleted begins behind the end."""
+        """I4: an owner whose claim pauses until its place was completed, subsumed and deleted starts after the end."""
         store = MemoryStore()
         old = opened(store, host=1)
         epoch, _ = old.claim("old")
@@ -261,7 +261,7 @@ class TestClaim:
             completed(old, epoch, 9, last)
 
     def test_damaged_epoch_is_reported(self) -> None:
-        """I10: an epoch's object that cannot be read is an error with its name."""
+        """I10: an unreadable object of an epoch is an error with its name."""
         store = MemoryStore()
         jobs = opened(store)
         store.put("job/epochs/00000000000000000001.json", b"{")
@@ -271,10 +271,10 @@ class TestClaim:
 
 
 class TestCreate:
-    """Making checkpoints exist."""
+    """Creating checkpoints."""
 
     def test_manifest_goes_behind_own_fence(self) -> None:
-        """The first checkpoint of an epoch is the generation behind the epoch's fence."""
+        """The first checkpoint of an epoch is the generation after the epoch's fence."""
         jobs = opened(MemoryStore())
         created = completed(jobs, jobs.claim("owner")[0], 0)
 
@@ -282,7 +282,7 @@ class TestCreate:
         assert jobs.resolve(created.ref) == created
 
     def test_size_is_that_of_the_object(self) -> None:
-        """Who creates a manifest, or creates it again, is told the size of the stored object."""
+        """Creating a manifest, also for the second time, returns the size of the stored object."""
         store = MemoryStore()
         jobs = opened(store)
         epoch, _ = jobs.claim("driver")
@@ -307,7 +307,7 @@ class TestCreate:
         assert list(jobs.completed()) == [again]
 
     def test_lost_response_is_success_behind_fence(self) -> None:
-        """I5: the repeated call succeeds also when a newer epoch has gone on from that very checkpoint."""
+        """I5: the repeated call also succeeds when a newer epoch has continued from that checkpoint."""
         store = MemoryStore()
         old, new = opened(store, host=1), opened(store, host=2)
         epoch, _ = old.claim("old")
@@ -317,7 +317,7 @@ class TestCreate:
         assert completed(old, epoch, 0, uid="same") == first
 
     def test_repeated_batch_alters_nothing(self) -> None:
-        """I3: a batch that this owner completed already is not completed a second time with other content."""
+        """I3: a batch that this owner already completed is not completed again with other content."""
         jobs = opened(MemoryStore())
         epoch, _ = jobs.claim("owner")
         before = completed(jobs, epoch, 0, uid="one")
@@ -327,7 +327,7 @@ class TestCreate:
         assert list(jobs.completed()) == [before]
 
     def test_repeated_batch_of_older_epoch_is_refused(self) -> None:
-        """I4: an older owner that executes its last batch again cannot replace what the newer owner goes on from."""
+        """I4: an older owner that executes its last batch again cannot replace the base of the newer owner."""
         store = MemoryStore()
         old, new = opened(store, host=1), opened(store, host=2)
         epoch, _ = old.claim("old")
@@ -343,7 +343,7 @@ class TestRead:
     """Reading checkpoints back."""
 
     def test_chain_leads_to_first_checkpoint(self) -> None:
-        """A chain is the checkpoint and all before it, newest first, over several epochs."""
+        """A chain is the checkpoint and all its ancestors, newest first, over several epochs."""
         store = MemoryStore()
         one, two = opened(store, host=1), opened(store, host=2)
         first = completed(one, one.claim("one")[0], 0)
@@ -355,7 +355,7 @@ class TestRead:
         "ref", [CheckpointRef(0, 1, "other"), CheckpointRef(0, 9, "1x0"), CheckpointRef(5, 0, "1x0")]
     )
     def test_wrong_reference_is_not_found(self, ref: CheckpointRef) -> None:
-        """I2: a reference with another uid, generation or id names nothing."""
+        """I2: a reference with another uid, generation or id resolves to nothing."""
         jobs = opened(MemoryStore())
         completed(jobs, jobs.claim("owner")[0], 0)
 
@@ -395,7 +395,7 @@ class TestRead:
             opened(store, host=2).resolve(created.ref)
 
     def test_manifest_of_other_life_is_refused(self) -> None:
-        """A manifest left over from a deleted job of the same name is not taken for one of this job."""
+        """A manifest that is left over from a deleted job of the same name does not count as one of this job."""
         store = MemoryStore()
         jobs = opened(store)
         created = completed(jobs, jobs.claim("owner")[0], 0)

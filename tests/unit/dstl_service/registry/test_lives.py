@@ -1,4 +1,4 @@
-"""A job that is created anew under the name of a deleted one has nothing to fear of who served the deleted one."""
+"""A job created again under the name of a deleted one is safe from processes that served the deleted one."""
 
 from __future__ import annotations
 
@@ -23,26 +23,26 @@ from storage.object_store import ObjectStore
 from storage.testing import FakeClock, FakeIds, Fault, FaultKind, FaultyStore, RecordingStore
 from tests.unit.dstl_service.http_life import service
 from tests.unit.dstl_service.interleaving import Killed, PausingStore, kill
-from tests.unit.dstl_service.world import World
+from tests.unit.dstl_service.job_history import JobHistory
 from tests.waiting import wait_until
 
 DAY_MS = 86_400_000
 
 
 @pytest.fixture
-def first() -> World:
-    """Return a world whose job has three checkpoints, a savepoint and an orphan."""
-    world = World()
+def first() -> JobHistory:
+    """Return a history whose job has three checkpoints, a savepoint and an orphan."""
+    history = JobHistory()
     for number in range(3):
-        world.complete(world.object(number))
-    world.jobs.make_savepoint("kept", None)
-    world.object(1)
-    return world
+        history.complete(history.object(number))
+    history.jobs.make_savepoint("kept", None)
+    history.object(1)
+    return history
 
 
-def created_anew(first: World) -> World:
-    """Return a world in which another job has the name: as many checkpoints, a savepoint of the same name."""
-    second = World(first.store, host=2)
+def created_anew(first: JobHistory) -> JobHistory:
+    """Return a history in which another job has the name: as many checkpoints, a savepoint of the same name."""
+    second = JobHistory(first.store, host=2)
     for number in range(3):
         second.complete(second.object(number), kind=ManifestKind.COMPLETE if number == 2 else ManifestKind.DELTA)
     second.jobs.make_savepoint("kept", None)
@@ -50,22 +50,22 @@ def created_anew(first: World) -> World:
 
 
 def objects_of(store: ObjectStore) -> dict[str, bytes]:
-    """Return all that is stored below the job's name."""
+    """Return all objects below the job's name."""
     return {info.key: store.get(info.key) for info in store.list("job/")}
 
 
 class BodylessStore(MemoryStore):
-    """What is behind a proxy that answers each HEAD below a prefix as if nothing was there."""
+    """A store behind a proxy that answers each HEAD below a prefix with 404."""
 
     def head(self, key: str) -> ObjectInfo:
-        """Deny what is there."""
+        """Deny that the object exists."""
         if key.startswith("@"):
             raise NotFoundError(f"object {key} does not exist", key=key)
         return super().head(key)
 
 
 def test_end_of_a_life_is_read() -> None:
-    """I11: a HEAD that a proxy answers brings no life back that has ended; the next one's objects are not deleted."""
+    """I11: a proxy's wrong HEAD does not revive a life that has ended; objects of the next life are not deleted."""
     lives = Lives(BodylessStore(), "job")
     for life in range(3):
         lives.end(life)
@@ -74,11 +74,11 @@ def test_end_of_a_life_is_read() -> None:
     assert lives.has_ended(2)
 
 
-def paused_everywhere(first: World, prepare: Callable[[ObjectStore], Callable[[], object]]) -> int:
+def paused_everywhere(first: JobHistory, prepare: Callable[[ObjectStore], Callable[[], object]]) -> int:
     """
-    Run what is prepared once for each of its calls, paused there while the job is deleted and created anew.
+    Pause the action once at each of its calls, while the job is deleted and created again.
 
-    Whatever it does then, all objects of the new job stay as they are.
+    Whatever the action does afterwards, all objects of the new job stay unchanged.
     """
     before = {info.key: first.store.get(info.key) for info in first.store.list("")}
     call = 0
@@ -102,7 +102,7 @@ def paused_everywhere(first: World, prepare: Callable[[ObjectStore], Callable[[]
         paused.pause_before(paused.calls + call, begin_again)
         with suppress(
             NotFoundError, CorruptDataError, UnavailableError
-        ):  # of the deleted job: it is gone, or half of it
+        ):  # of the deleted job: it is gone, at least in part
             run()
         if not anew:
             return call
@@ -114,7 +114,7 @@ def paused_everywhere(first: World, prepare: Callable[[ObjectStore], Callable[[]
 
 @pytest.mark.parametrize("ended", [0, 1, 2, 3, 7, 100, 1000])
 def test_current_life_is_found_with_few_requests(ended: int) -> None:
-    """However often a name was used, it is told in a few requests which life is the current one."""
+    """However often a name was used, a few requests find its current life."""
     store = RecordingStore(MemoryStore())
     lives = Lives(store, "job")
     for life in range(ended):
@@ -126,14 +126,14 @@ def test_current_life_is_found_with_few_requests(ended: int) -> None:
 
 
 def test_no_epoch_is_of_two_lives() -> None:
-    """I4: epochs of a later life are all newer, and each tells of which life it is."""
+    """I4: epochs of a later life are all newer, and each names its life."""
     for life in (0, 1, 99_999):
         assert life_of(first_epoch(life)) == life_of(first_epoch(life) + EPOCHS_OF_LIFE - 2) == life
         assert first_epoch(life) + EPOCHS_OF_LIFE - 1 < first_epoch(life + 1)
 
 
-def test_nothing_of_two_lives_has_one_key(first: World) -> None:
-    """I11: what a deleted job had stored, and what a new one of its name stores, lie apart to the last object."""
+def test_nothing_of_two_lives_has_one_key(first: JobHistory) -> None:
+    """I11: no object of a deleted job and of a new one of its name share a folder."""
     before = objects_of(first.store)
     delete_job(first.store, "job", write=True)
     second = created_anew(first)
@@ -143,8 +143,8 @@ def test_nothing_of_two_lives_has_one_key(first: World) -> None:
     assert list(job_names(second.store)) == ["job"]
 
 
-def test_who_deletes_and_slept_deletes_nothing_of_a_new_job(first: World) -> None:
-    """I11: a deletion that was suspended at any call, for however long, leaves a new job of the name as it is."""
+def test_who_deletes_and_slept_deletes_nothing_of_a_new_job(first: JobHistory) -> None:
+    """I11: a deletion that was suspended at any call, for any time, leaves a new job of the name unchanged."""
 
     def prepare(store: ObjectStore) -> Callable[[], object]:
         deletions = Deletions(store, first.clock, FakeIds(5))
@@ -154,11 +154,11 @@ def test_who_deletes_and_slept_deletes_nothing_of_a_new_job(first: World) -> Non
     assert paused_everywhere(first, prepare) > 15
 
 
-def test_no_checkpoint_is_acknowledged_once_its_job_is_being_deleted(first: World) -> None:
+def test_no_checkpoint_is_acknowledged_once_its_job_is_being_deleted(first: JobHistory) -> None:
     """
     I4: a query that runs while its job is deleted completes no checkpoint of which a part is gone.
 
-    Who buried the job died before it was fenced. Behind the end of the life no batch begins any more.
+    The process that buried the job died before the query was fenced. After the end of the life no batch begins.
     """
     before = {info.key: first.store.get(info.key) for info in first.store.list("")}
     acknowledged: list[bool] = []
@@ -179,8 +179,8 @@ def test_no_checkpoint_is_acknowledged_once_its_job_is_being_deleted(first: Worl
     assert set(acknowledged) == {True, False}
 
 
-def run_on(first: World, driver: JobStore, store: MemoryStore, acknowledged: list[bool]) -> None:
-    """Run another batch of a query; note whether its checkpoint was acknowledged, which must be whole then."""
+def run_on(first: JobHistory, driver: JobStore, store: MemoryStore, acknowledged: list[bool]) -> None:
+    """Run another batch of a query; record whether its checkpoint was acknowledged, which must then be whole."""
     acknowledged.append(False)
     if driver.has_ended():
         return
@@ -193,8 +193,8 @@ def run_on(first: World, driver: JobStore, store: MemoryStore, acknowledged: lis
         assert named <= {info.key for info in store.list("job/segments/")}, f"paused before call {len(acknowledged)}"
 
 
-def test_who_deletes_and_is_killed_leaves_what_the_next_one_deletes(first: World) -> None:
-    """I12: wherever a deletion ends, also behind the end of the life, the next one takes all that is left."""
+def test_who_deletes_and_is_killed_leaves_what_the_next_one_deletes(first: JobHistory) -> None:
+    """I12: wherever a deletion stops, also after the end of the life, the next one deletes all that is left."""
     before = {info.key: first.store.get(info.key) for info in first.store.list("")}
     for call in count():
         store = MemoryStore(clock=first.clock)
@@ -214,8 +214,8 @@ def test_who_deletes_and_is_killed_leaves_what_the_next_one_deletes(first: World
         assert [info.key for info in store.list("") if not info.key.startswith(("@fates/", "@lives/"))] == []
 
 
-def test_collector_of_a_deleted_job_deletes_nothing_of_a_new_one(first: World) -> None:
-    """I11: a garbage collector that was suspended at any call takes nothing of a new job for an orphan."""
+def test_collector_of_a_deleted_job_deletes_nothing_of_a_new_one(first: JobHistory) -> None:
+    """I11: a garbage collector that was suspended at any call treats nothing of a new job as an orphan."""
 
     def prepare(store: ObjectStore) -> Callable[[], object]:
         jobs = JobStore(store, "job", first.clock, FakeIds(5))
@@ -226,8 +226,8 @@ def test_collector_of_a_deleted_job_deletes_nothing_of_a_new_one(first: World) -
     assert paused_everywhere(first, prepare) > 15
 
 
-def test_collector_is_not_misled_by_what_was_put_late(first: World) -> None:
-    """I11: a checkpoint that a driver of the deleted job put late makes no orphans of what the new job names."""
+def test_collector_is_not_misled_by_what_was_put_late(first: JobHistory) -> None:
+    """I11: a late checkpoint by a driver of the deleted job does not orphan objects that the new job names."""
     delete_job(first.store, "job", write=True)
     second = created_anew(first)
     first.complete(first.object(3), kind=ManifestKind.COMPLETE)
@@ -240,12 +240,12 @@ def test_collector_is_not_misled_by_what_was_put_late(first: World) -> None:
 
 
 def test_who_creates_a_job_and_slept_creates_it_in_the_current_life() -> None:
-    """I4: a job that somebody creates while another one of the name is created and deleted is a new one."""
+    """I4: a job that is created while another one of the name is created and deleted is a new one."""
     store = MemoryStore()
     paused = PausingStore(store)
 
     def come_and_go() -> None:
-        World(store)
+        JobHistory(store)
         delete_job(store, "job", write=True)
 
     paused.pause_at("put", "job/job.json", come_and_go)
@@ -258,7 +258,7 @@ def test_who_creates_a_job_and_slept_creates_it_in_the_current_life() -> None:
     ]
 
 
-def test_job_that_was_opened_stays_that_job(first: World) -> None:
+def test_job_that_was_opened_stays_that_job(first: JobHistory) -> None:
     """What a process remembers of a deleted job is never used for another one of its name."""
     delete_job(first.store, "job", write=True)
     created_anew(first)
@@ -271,11 +271,11 @@ def test_job_that_was_opened_stays_that_job(first: World) -> None:
 
 
 def test_leftovers_are_deleted_of_no_job_that_is_created_meanwhile() -> None:
-    """I11: whoever creates the job first wins; objects of a job that there is stay."""
+    """I11: the first process to create the job wins; objects of an existing job stay."""
     store = MemoryStore()
     store.put("job/segments/host/left.seg", b"left")
     paused = PausingStore(store)
-    paused.pause_at("put", "job/job.json", lambda: World(store))
+    paused.pause_at("put", "job/job.json", lambda: JobHistory(store))
     deletions = Deletions(paused, FakeClock(), FakeIds(1))
 
     with pytest.raises(ConflictError, match="was created meanwhile"):
@@ -285,8 +285,8 @@ def test_leftovers_are_deleted_of_no_job_that_is_created_meanwhile() -> None:
     assert store.get("job/segments/host/left.seg") == b"left"
 
 
-def test_life_has_only_so_many_epochs(first: World) -> None:
-    """I4: an epoch that would be of the next life is never begun."""
+def test_life_has_only_so_many_epochs(first: JobHistory) -> None:
+    """I4: an epoch that would belong to the next life is never begun."""
     last = first_epoch(1) - 2
     first.store.put(
         f"job/epochs/{last:020d}.json",
@@ -297,7 +297,7 @@ def test_life_has_only_so_many_epochs(first: World) -> None:
 
 
 def test_batch_that_begins_behind_a_deletion_is_acknowledged_to_nobody() -> None:
-    """I3: the query of a job that is gone is told so with its next batch, and gets no checkpoint of it."""
+    """I3: the query of a deleted job learns of it with its next batch, and completes no checkpoint."""
     store = MemoryStore()
     with service(store) as life:
         life.open()
@@ -314,7 +314,7 @@ def test_batch_that_begins_behind_a_deletion_is_acknowledged_to_nobody() -> None
 
 
 def test_store_that_does_not_tell_of_a_deletion_is_asked_until_it_does() -> None:
-    """I3: while the store cannot say whether the job is still there, no checkpoint of it is acknowledged."""
+    """I3: while the store cannot say whether the job still exists, no checkpoint of it is acknowledged."""
     store = FaultyStore(MemoryStore())
     with service(store) as life:
         life.open()
@@ -332,7 +332,7 @@ def test_store_that_does_not_tell_of_a_deletion_is_asked_until_it_does() -> None
 
 
 def test_sidecar_forgets_the_sets_of_a_deleted_job() -> None:
-    """I12: a sidecar that knows the epoch of a job that is gone takes one more set of it at most, and says why."""
+    """I12: a sidecar that knows the epoch of a deleted job accepts at most one more set of it, and says why."""
     store = MemoryStore()
     with service(store) as coordinator, service(store) as sidecar:
         coordinator.open()
@@ -349,7 +349,7 @@ def test_sidecar_forgets_the_sets_of_a_deleted_job() -> None:
 
 @pytest.mark.parametrize("knows_the_job", [False, True])
 def test_sidecar_of_a_deleted_job_holds_nothing_of_the_new_one(*, knows_the_job: bool) -> None:
-    """I5: what a sidecar took in for a deleted job, it neither gives nor stores for the new one of its name."""
+    """I5: a sidecar neither returns nor stores sets of a deleted job for the new one of its name."""
     store = MemoryStore()
     with service(store) as coordinator, service(store) as sidecar:
         coordinator.open()
@@ -373,7 +373,7 @@ def test_sidecar_of_a_deleted_job_holds_nothing_of_the_new_one(*, knows_the_job:
 
 @pytest.mark.parametrize("how", ["refused", "epoch"])
 def test_job_is_opened_anew_where_only_the_life_of_the_former_one_is_known(how: str) -> None:
-    """A service that refused to open a job, or was told of an epoch of it only, opens the next one of the name."""
+    """A service that refused to open a job, or only learned an epoch of it, opens the next one of the name."""
     store = MemoryStore()
     with service(store) as coordinator, service(store) as other:
         coordinator.open()

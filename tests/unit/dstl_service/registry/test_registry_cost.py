@@ -1,5 +1,5 @@
 """
-What a job's registry costs, counted in requests at the store.
+The cost of a job's registry, counted in requests to the store.
 
 A failure means that a job becomes slower with each restart, or with each table.
 """
@@ -20,8 +20,8 @@ from storage.memory_store import MemoryStore
 from storage.model import MaterializationHandle, ObjectInfo
 from storage.object_store import ObjectStore
 from storage.testing import RecordingStore
+from tests.unit.dstl_service.job_history import JobHistory
 from tests.unit.dstl_service.samples import manifest, opened
-from tests.unit.dstl_service.world import World
 
 START_REQUESTS_MAX = 20
 SAVEPOINT_REQUESTS_MAX = 50
@@ -36,14 +36,14 @@ def complete(job_store: JobStore, epoch: int, base: Manifest | None) -> Manifest
 
 
 def start(store: ObjectStore, host: int) -> Manifest:
-    """Do what a driver's start and its first checkpoint do, in a new process."""
+    """Do what a driver does at its start and for its first checkpoint, in a new process."""
     jobs = opened(store, host)
     epoch, latest = jobs.claim("driver")
     return complete(jobs, epoch, latest)
 
 
 def restarted(times: int, every: int) -> MemoryStore:
-    """Return a job that was taken over many times, with a checkpoint after every few of them."""
+    """Return a job that was taken over many times, with a checkpoint after every few takeovers."""
     store = MemoryStore()
     jobs = opened(store)
     for number in range(times):
@@ -55,7 +55,7 @@ def restarted(times: int, every: int) -> MemoryStore:
 
 @pytest.mark.parametrize("every", [1, 100_000])
 def test_start_after_a_thousand_restarts(every: int) -> None:
-    """A start costs at most 20 requests, wherever the fences of earlier ones lie."""
+    """A start costs at most 20 requests, wherever the fences of earlier starts are."""
     store = RecordingStore(restarted(1000, every))
 
     start(store, host=1)
@@ -64,7 +64,7 @@ def test_start_after_a_thousand_restarts(every: int) -> None:
 
 
 def test_start_costs_the_same_however_many_there_were() -> None:
-    """Also the number of keys that listings return does not grow."""
+    """The number of listed keys does not grow either."""
     found = []
     for times in (30, 300):
         store = CountingStore(restarted(times, 5))
@@ -86,49 +86,49 @@ def test_sidecar_that_comes_between_claim_and_checkpoint() -> None:
 
 
 def test_collection_reads_no_fences() -> None:
-    """Garbage is collected without reading what hundreds of restarts left behind."""
+    """Garbage is collected without reading what hundreds of restarts left."""
     inner = MemoryStore()
-    world = World(inner)
+    history = JobHistory(inner)
     for number in range(200):
-        world.epoch, world.newest = world.jobs.claim("driver")
+        history.epoch, history.newest = history.jobs.claim("driver")
         if number % 50 == 0:
-            world.compact(world.object(number)) if world.newest else world.complete(world.object(0))
+            history.compact(history.object(number)) if history.newest else history.complete(history.object(0))
     store = RecordingStore(inner)
-    world.store, world.jobs = store, opened(store, host=3)
+    history.store, history.jobs = store, opened(store, host=3)
 
-    world.collect()
+    history.collect()
 
     assert store.count("get", "job/checkpoints/*") < 12
 
 
 def test_old_fences_are_passed_by() -> None:
-    """Fences at ids that were subsumed long ago are looked at once, and by no later process again."""
+    """Fences at ids that were subsumed long ago are read once, and by no later process again."""
     inner = MemoryStore()
-    world = World(inner)
+    history = JobHistory(inner)
     for _ in range(100):
-        world.epoch, world.newest = world.jobs.claim("driver")
-        world.compact(world.object(0)) if world.newest else world.complete(world.object(0))
-    world.clock.advance(10**15)
-    world.collect(checkpoints_max=1)
-    world.jobs.forget()
-    world.collect(checkpoints_max=1)
+        history.epoch, history.newest = history.jobs.claim("driver")
+        history.compact(history.object(0)) if history.newest else history.complete(history.object(0))
+    history.clock.advance(10**15)
+    history.collect(checkpoints_max=1)
+    history.jobs.forget()
+    history.collect(checkpoints_max=1)
     store = RecordingStore(inner)
-    world.store, world.jobs = store, opened(store, host=3)
+    history.store, history.jobs = store, opened(store, host=3)
 
-    world.collect(checkpoints_max=1)
+    history.collect(checkpoints_max=1)
 
     assert store.count("get", "job/checkpoints/*") < 8
 
 
 def test_savepoint_of_a_thousand_tables() -> None:
-    """A savepoint costs the same for any number of tables: its checkpoint's manifest stands for all of them."""
+    """A savepoint costs the same for any number of tables: it refers to its checkpoint's manifest."""
     store = RecordingStore(MemoryStore())
-    world = World(store)
+    history = JobHistory(store)
     tables = tuple(
         MaterializationHandle("op", KeyGroupRange(number, number), 0, "uid", f"job/materialized/op/{number}.json", 1)
         for number in range(1000)
     )
-    world.complete(world.object(0), materializations=tables)
+    history.complete(history.object(0), materializations=tables)
     jobs = opened(store, host=2)
     store.clear()
 
@@ -139,7 +139,7 @@ def test_savepoint_of_a_thousand_tables() -> None:
 
 
 def test_tasks_that_start_together_read_a_manifest_once() -> None:
-    """Sixteen tasks that ask for one manifest cost one request."""
+    """Sixteen concurrent requests of tasks for one manifest cost one request to the store."""
     gate = threading.Barrier(16)
 
     class GatedStore(RecordingStore):
@@ -169,7 +169,7 @@ def test_tasks_that_start_together_read_a_manifest_once() -> None:
 
 
 def test_cached_manifests_are_bounded_in_bytes(monkeypatch: pytest.MonkeyPatch) -> None:
-    """I9: a manifest may have megabytes, so few are cached then; the newest always is."""
+    """I9: a manifest may have megabytes, so only a few of that size are cached; the newest always is."""
     monkeypatch.setattr(manifest_log, "_BYTES_CACHED", 1)
     store = RecordingStore(MemoryStore())
     jobs = opened(store)

@@ -1,5 +1,5 @@
 """
-Savepoints whose makers are paused or killed, while others make and delete those of the same name.
+Savepoints whose makers are paused or killed while other processes make and delete savepoints of the same name.
 
 A failure means that a savepoint that was reported as made is overwritten or deleted by a call that decided earlier.
 """
@@ -24,35 +24,35 @@ from storage.memory_store import MemoryStore
 from storage.object_store import ObjectStore
 from storage.testing import RecordingStore
 from tests.unit.dstl_service.interleaving import CachedStore, Killed, PausingStore, kill
+from tests.unit.dstl_service.job_history import JobHistory
 from tests.unit.dstl_service.samples import opened, registered
-from tests.unit.dstl_service.world import World
 
 MANIFESTS = "job/checkpoints/*"
 REQUESTS_MAX = 14
 REQUESTS_FIRST = 8
-"""More for the first savepoint of a job, and of a process."""
+"""Additional calls for the first savepoint of a job, and of a process."""
 
 
 class Kept:
-    """A job whose first checkpoint is subsumed, and still there, and one of its makers of savepoints."""
+    """A job whose first checkpoint is subsumed but still stored, and one maker of savepoints."""
 
     def __init__(self) -> None:
-        self.world = World()
-        self.world.complete(self.world.object(0), kind=ManifestKind.COMPLETE)
-        self.world.compact(self.world.object(1))
-        self.world.clock.advance(100 * ORPHAN_AGE_MIN_MS)
-        self.first, self.newest = self.world.jobs.completed()
-        self.store: ObjectStore = self.world.store
+        self.history = JobHistory()
+        self.history.complete(self.history.object(0), kind=ManifestKind.COMPLETE)
+        self.history.compact(self.history.object(1))
+        self.history.clock.advance(100 * ORPHAN_AGE_MIN_MS)
+        self.first, self.newest = self.history.jobs.completed()
+        self.store: ObjectStore = self.history.store
         self.view = PausingStore(self.store)
         self.maker = opened(self.view, host=2)
         self._opened = self.view.calls
 
     def pause(self, call: int, step: Callable[[], object]) -> None:
-        """Do something before this call of the maker, counted from 0."""
+        """Run something before this call of the maker, counted from 0."""
         self.view.pause_before(self._opened + call, step)
 
     def has_reached(self, call: int) -> bool:
-        """Say whether the maker has come to this call."""
+        """Return whether the maker has reached this call."""
         return self.view.calls > self._opened + call
 
     def other(self) -> JobStore:
@@ -62,20 +62,20 @@ class Kept:
     def subsume(self, view: ObjectStore | None = None) -> None:
         """Collect the first checkpoint, as a host with this view does."""
         jobs = opened(view or self.store, host=5)
-        collect_garbage(view or self.store, jobs, "job", self.world.clock, checkpoints_max=1)
+        collect_garbage(view or self.store, jobs, "job", self.history.clock, checkpoints_max=1)
 
     def check_whole(self, name: str = "kept") -> CheckpointRef:
-        """Fail if something that a savepoint names is gone; return which checkpoint it keeps."""
+        """Fail if an object that a savepoint names is gone; return which checkpoint the savepoint keeps."""
         found = opened(self.store, host=8).savepoints.load(name)
         assert object_keys(found) <= {info.key for info in self.store.list("job/")}
         return found.ref
 
     def names(self) -> list[str]:
-        """Return what is listed."""
+        """Return the listed savepoints."""
         return opened(self.store, host=8).savepoints.names()
 
     def replace(self) -> None:
-        """Delete the savepoint, if there is one, and make it of the newest checkpoint."""
+        """Delete the savepoint, if it exists, and make it of the newest checkpoint."""
         jobs = self.other()
         with suppress(NotFoundError):
             jobs.savepoints.delete("kept")
@@ -83,7 +83,7 @@ class Kept:
 
 
 def each_call(run: Callable[[Kept, int], object], calls_min: int = 12) -> Iterator[Kept]:
-    """Yield a job for each call at which its maker can be paused, when that has come to its end."""
+    """Yield a job for each call at which its maker can be paused, until the maker has no further call."""
     for call in count():
         kept = Kept()
         run(kept, call)
@@ -94,10 +94,10 @@ def each_call(run: Callable[[Kept, int], object], calls_min: int = 12) -> Iterat
 
 
 def test_late_call_overwrites_no_other_savepoint() -> None:
-    """I11: one who found the savepoint of its checkpoint leaves alone what has that name since."""
+    """I11: a maker that found the savepoint of its checkpoint does not touch a later savepoint of that name."""
 
     def run(kept: Kept, call: int) -> None:
-        kept.world.jobs.keep("kept", kept.first)
+        kept.history.jobs.keep("kept", kept.first)
         kept.pause(call, kept.replace)
         with suppress(ConflictError):
             kept.maker.keep("kept", kept.first)
@@ -111,7 +111,7 @@ def test_late_call_overwrites_no_other_savepoint() -> None:
 
 
 def test_who_finds_its_checkpoint_gone_deletes_no_other_savepoint() -> None:
-    """I11: wherever one is paused behind the look at its checkpoint, what has its savepoint's name since stays."""
+    """I11: a maker paused at any call after reading its checkpoint does not touch a later savepoint of its name."""
     for call in count():
         kept = Kept()
         is_reached = False
@@ -138,10 +138,10 @@ def test_who_finds_its_checkpoint_gone_deletes_no_other_savepoint() -> None:
 
 @pytest.mark.parametrize("is_cached", [False, True])
 def test_maker_that_dies_stops_no_collection(*, is_cached: bool) -> None:
-    """I11, I12: before whichever call it dies, what is listed stays whole, and goes when somebody deletes it."""
+    """I11, I12: a maker that dies before any call leaves listed savepoints whole, and they can be deleted."""
 
     def run(kept: Kept, call: int) -> None:
-        registered(kept.world.jobs.savepoints.register)
+        registered(kept.history.jobs.savepoints.register)
         view = CachedStore(kept.store) if is_cached else None
         kept.pause(call, kill)
         with suppress(Killed):
@@ -161,7 +161,7 @@ def test_maker_that_dies_stops_no_collection(*, is_cached: bool) -> None:
             assert kept.check_whole() == kept.first.ref
         jobs = kept.other()
         while left_over := kept.names():
-            with suppress(NotFoundError):  # its entry was on its way, and makes it the savepoint
+            with suppress(NotFoundError):  # its entry was being written, and makes it the savepoint
                 jobs.savepoints.delete(left_over[0])
         kept.subsume()
         assert not object_keys(kept.first) & {info.key for info in kept.store.list("job/")}
@@ -172,7 +172,7 @@ def test_maker_that_dies_stops_no_collection(*, is_cached: bool) -> None:
 
 
 def test_who_comes_after_one_that_died_makes_it() -> None:
-    """Before whichever call one died, the same call succeeds, and what it made is whole behind a collection."""
+    """If a maker died before any call, the same call succeeds, and its savepoint is whole after a collection."""
 
     def run(kept: Kept, call: int) -> None:
         kept.pause(call, kill)
@@ -191,7 +191,7 @@ def test_who_comes_after_one_that_died_makes_it() -> None:
 @pytest.mark.parametrize("is_deleted", [False, True])
 @pytest.mark.parametrize("is_same", [False, True])
 def test_two_makers_of_one_name(*, is_same: bool, is_deleted: bool) -> None:
-    """I3, I11: whichever call one is paused at, what both made is whole, and one of two checkpoints has the name."""
+    """I3, I11: with a maker paused at any call, both savepoints are whole; the name has one of two checkpoints."""
 
     def make(kept: Kept, jobs: JobStore, made: list[CheckpointRef], *, is_first: bool) -> None:
         with suppress(ConflictError):
@@ -223,9 +223,9 @@ def test_two_makers_of_one_name(*, is_same: bool, is_deleted: bool) -> None:
 
 
 def test_deletion_that_is_late_deletes_no_other_savepoint() -> None:
-    """I11: one who was about to delete the savepoint leaves what has its name since, which was made behind a retry."""
+    """I11: a paused deletion of a savepoint spares the later savepoint of that name, which was made after a retry."""
     kept = Kept()
-    kept.world.jobs.keep("kept", kept.first)
+    kept.history.jobs.keep("kept", kept.first)
     kept.view.pause_at("delete", "job/savepoints/*", kept.replace)
 
     kept.maker.savepoints.delete("kept")
@@ -235,10 +235,10 @@ def test_deletion_that_is_late_deletes_no_other_savepoint() -> None:
 
 
 def test_savepoint_is_deleted_while_it_is_made_again() -> None:
-    """I11, I12: whichever call one is paused at, the savepoint is there and whole, and the register says so."""
+    """I11, I12: with one maker paused at any call, the savepoint is whole, and the register names it."""
 
     def run(kept: Kept, call: int) -> None:
-        kept.world.jobs.keep("kept", kept.first)
+        kept.history.jobs.keep("kept", kept.first)
         kept.pause(call, lambda: kept.other().savepoints.delete("kept"))
         kept.maker.keep("kept", kept.first)
         kept.subsume()
@@ -251,19 +251,19 @@ def test_savepoint_is_deleted_while_it_is_made_again() -> None:
 
 @pytest.mark.parametrize("is_cached", [False, True])
 def test_pin_that_is_taken_for_a_leftover(*, is_cached: bool) -> None:
-    """I11: a pin that somebody deletes while its maker is paused; what is reported as made is whole all the same."""
+    """I11: if a pin is deleted while its maker is paused, a savepoint that is reported as made is still whole."""
     made = 0
 
     def run(kept: Kept, call: int) -> None:
         nonlocal made
-        registered(kept.world.jobs.savepoints.register)
+        registered(kept.history.jobs.savepoints.register)
         view = CachedStore(kept.store) if is_cached else None
 
         def others() -> None:
             jobs = kept.other()
             for name in jobs.savepoints.names():
                 if "@" in name:
-                    with suppress(NotFoundError):  # it is the savepoint by then
+                    with suppress(NotFoundError):  # it has become the savepoint
                         jobs.savepoints.delete(name)
             with suppress(UnavailableError):
                 kept.subsume(view)
@@ -284,12 +284,12 @@ def test_pin_that_is_taken_for_a_leftover(*, is_cached: bool) -> None:
 
 
 def test_copied_savepoint_has_another_checkpoint_since() -> None:
-    """I11: what was copied is deleted and collected, and its name is given to another checkpoint: no copy is made."""
+    """I11: if the source of a copy is deleted, collected and made again meanwhile, the copy is refused or whole."""
     made = 0
 
     def run(kept: Kept, call: int) -> None:
         nonlocal made
-        kept.world.jobs.keep("kept", kept.first)
+        kept.history.jobs.keep("kept", kept.first)
         kept.subsume()
 
         def others() -> None:
@@ -313,7 +313,7 @@ def test_copied_savepoint_has_another_checkpoint_since() -> None:
 
 
 def test_same_call_again_changes_nothing() -> None:
-    """The object that is there stays as it is, and nothing else is left."""
+    """The existing object stays unchanged, and nothing else is left."""
     kept = Kept()
     kept.maker.keep("kept", kept.first)
     before = [info.key for info in kept.store.list("job/savepoints")]
@@ -327,7 +327,7 @@ def test_same_call_again_changes_nothing() -> None:
 
 
 def test_pins_are_no_savepoints_to_users() -> None:
-    """The name of a pin makes, copies and restores nothing; it is there to be deleted."""
+    """The name of a pin cannot make, copy or restore anything; it can only be deleted."""
     kept = Kept()
     kept.view.pause_at("get", MANIFESTS, kill)
     with pytest.raises(Killed):
@@ -352,7 +352,7 @@ def test_pins_are_no_savepoints_to_users() -> None:
 
 
 def test_name_is_given_once() -> None:
-    """One entry makes a pin the savepoint of its name; of the second one it takes the pin off, or changes nothing."""
+    """One entry turns a pin into the savepoint of its name; the second one removes the pin, or changes nothing."""
     store = MemoryStore()
     register, other = (SavepointRegister(store, LifeFolder(store, "job")) for _ in range(2))
     register.read()
@@ -379,7 +379,7 @@ def kept_by_another(there: str) -> None:
 
 
 def earlier(kept: Kept, name: str, entry: str | None) -> None:
-    """Leave a savepoint as an earlier version did, and the register with this entry, or none."""
+    """Write a savepoint as an earlier version did, and the register with this entry, or none."""
     manifest = replace(kept.first, kind=ManifestKind.COMPLETE, kept_by="call")
     kept.store.put(f"job/savepoints/{name}.json", encode_manifest(manifest))
     if entry is not None:
@@ -389,7 +389,7 @@ def earlier(kept: Kept, name: str, entry: str | None) -> None:
 
 @pytest.mark.parametrize("entry", [None, '{"names": ["kept", "kept@call-1!"]}'])
 def test_savepoint_of_an_earlier_version(entry: str | None) -> None:
-    """It is listed, keeps what it names, has its name, is copied and deleted, and a late deletion harms no other."""
+    """It is listed, keeps its objects and its name, can be copied and deleted, and survives a late deletion."""
     kept = Kept()
     earlier(kept, "kept@call-1", None)
     earlier(kept, "kept", entry)
@@ -415,7 +415,7 @@ def test_savepoint_of_an_earlier_version(entry: str | None) -> None:
 
 
 def test_savepoints_outlive_the_register() -> None:
-    """Where the register is lost, or was not copied, savepoints have their names all the same, and keep them."""
+    """If the register is lost, or was not copied, savepoints still have and keep their names."""
     kept = Kept()
     kept.maker.keep("kept", kept.first)
     kept.maker.keep("other", kept.newest)
@@ -433,10 +433,10 @@ def test_savepoints_outlive_the_register() -> None:
 
 
 def test_deleter_that_dies_is_repeated() -> None:
-    """Before whichever call it dies, the same deletion succeeds, and nothing of the savepoint stays."""
+    """If a deletion dies before any call, the same deletion succeeds, and nothing of the savepoint remains."""
 
     def run(kept: Kept, call: int) -> None:
-        kept.world.jobs.keep("kept", kept.first)
+        kept.history.jobs.keep("kept", kept.first)
         kept.pause(call, kill)
         with suppress(Killed):
             kept.maker.savepoints.delete("kept")
@@ -452,7 +452,7 @@ def test_deleter_that_dies_is_repeated() -> None:
 
 
 def test_other_checkpoint_at_its_place_is_none() -> None:
-    """I11: a manifest at the place of the checkpoint proves nothing unless it is the checkpoint's own."""
+    """I11: a manifest at the checkpoint's place proves nothing unless it is the checkpoint's own."""
     kept = Kept()
     with pytest.raises(NotFoundError, match="subsumed"):
         kept.maker.keep("kept", replace(kept.first, uid="another"))
@@ -460,7 +460,7 @@ def test_other_checkpoint_at_its_place_is_none() -> None:
 
 
 def test_savepoint_costs_a_constant_number_of_requests() -> None:
-    """What `SavepointStore.create` says."""
+    """The outcomes of `SavepointStore.create`."""
     kept = Kept()
     store = RecordingStore(kept.store)
     jobs = opened(store, host=6)

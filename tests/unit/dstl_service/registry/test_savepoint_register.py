@@ -1,7 +1,7 @@
 """
-Savepoints on a mounted file system that serves listings, and absent names, from a cache.
+Savepoints on a mounted file system that serves listings and absent names from a cache.
 
-A failure means that a savepoint made on another host is missed by who deletes, and cannot be restored.
+A failure means that a deletion misses a savepoint made on another host, which then cannot be restored.
 """
 
 from __future__ import annotations
@@ -27,43 +27,43 @@ from storage.memory_store import MemoryStore
 from storage.object_store import ObjectStore
 from storage.testing import FakeIds, RecordingStore
 from tests.unit.dstl_service.interleaving import CachedStore, Killed, PausingStore, kill
+from tests.unit.dstl_service.job_history import JobHistory
 from tests.unit.dstl_service.samples import opened, registered
-from tests.unit.dstl_service.world import World
 
 Act = Callable[[], object]
 
 
-def subsumed_world(*, is_begun: bool) -> World:
-    """Return a job whose first checkpoint is subsumed, and still there."""
-    world = World()
-    world.complete(world.object(0), kind=ManifestKind.COMPLETE)
+def subsumed_history(*, is_begun: bool) -> JobHistory:
+    """Return a job whose first checkpoint is subsumed but still stored."""
+    history = JobHistory()
+    history.complete(history.object(0), kind=ManifestKind.COMPLETE)
     if is_begun:
-        world.jobs.make_savepoint("before", None)
-        world.jobs.savepoints.delete("before")
-    world.compact(world.object(1))
-    world.clock.advance(100 * ORPHAN_AGE_MIN_MS)
-    return world
+        history.jobs.make_savepoint("before", None)
+        history.jobs.savepoints.delete("before")
+    history.compact(history.object(1))
+    history.clock.advance(100 * ORPHAN_AGE_MIN_MS)
+    return history
 
 
-def collector(world: World, view: ObjectStore) -> Act:
-    """Return what collects the job's garbage as a host with this view does."""
-    jobs = JobStore(view, "job", world.clock, FakeIds(5))
+def collector(history: JobHistory, view: ObjectStore) -> Act:
+    """Return a function that collects the job's garbage as a host with this view does."""
+    jobs = JobStore(view, "job", history.clock, FakeIds(5))
     jobs.open(None)
-    return lambda: collect_garbage(view, jobs, "job", world.clock, checkpoints_max=1)
+    return lambda: collect_garbage(view, jobs, "job", history.clock, checkpoints_max=1)
 
 
-def coordinator(world: World, view: ObjectStore) -> Act:
-    """Return what deletes the subsumed checkpoint as a coordinator with this view does."""
-    jobs = JobStore(view, "job", world.clock, FakeIds(5))
+def coordinator(history: JobHistory, view: ObjectStore) -> Act:
+    """Return a function that deletes the subsumed checkpoint as a coordinator with this view does."""
+    jobs = JobStore(view, "job", history.clock, FakeIds(5))
     jobs.open(None)
     first, newest = jobs.completed()
     keys = frozenset(object_keys(first)) - frozenset(object_keys(newest))
     due = [Deletion(0, (first.ref,), keys)]
-    return lambda: delete_subsumed(view, jobs, due, [newest.ref], world.epoch)
+    return lambda: delete_subsumed(view, jobs, due, [newest.ref], history.epoch)
 
 
 def run(act: Act) -> bool:
-    """Do something that may be refused; say whether it was not."""
+    """Do something that may be refused; return whether it succeeded."""
     try:
         act()
     except (NotFoundError, UnavailableError):
@@ -71,10 +71,10 @@ def run(act: Act) -> bool:
     return True
 
 
-def check_kept(world: World) -> None:
-    """Fail if something that the savepoint names is gone."""
-    stored = {info.key for info in world.store.list("job/")}
-    assert object_keys(opened(world.store, host=8).savepoints.load("kept")) <= stored
+def check_kept(history: JobHistory) -> None:
+    """Fail if an object that the savepoint names is gone."""
+    stored = {info.key for info in history.store.list("job/")}
+    assert object_keys(opened(history.store, host=8).savepoints.load("kept")) <= stored
 
 
 @pytest.mark.parametrize("is_begun", [False, True])
@@ -82,16 +82,16 @@ def check_kept(world: World) -> None:
 @pytest.mark.parametrize("deleter", [collector, coordinator])
 @pytest.mark.parametrize("paused_one", ["deleter", "maker"])
 def test_savepoint_is_seen_though_listings_are_old(
-    paused_one: str, deleter: Callable[[World, ObjectStore], Act], *, is_maker_old: bool, is_begun: bool
+    paused_one: str, deleter: Callable[[JobHistory, ObjectStore], Act], *, is_maker_old: bool, is_begun: bool
 ) -> None:
-    """I11: wherever one of the two is paused while the other one runs, what was reported as made stays whole."""
+    """I11: with one of the two paused at any call while the other runs, a reported savepoint stays whole."""
     made = 0
     for call in count():
-        world = subsumed_world(is_begun=is_begun)
-        view = CachedStore(world.store)
-        of_maker = CachedStore(world.store) if is_maker_old else PausingStore(world.store)
-        delete = deleter(world, view)
-        maker, first = opened(of_maker, host=2), next(world.jobs.completed())
+        history = subsumed_history(is_begun=is_begun)
+        view = CachedStore(history.store)
+        of_maker = CachedStore(history.store) if is_maker_old else PausingStore(history.store)
+        delete = deleter(history, view)
+        maker, first = opened(of_maker, host=2), next(history.jobs.completed())
         save = partial(maker.keep, "kept", first)
         results: dict[str, bool] = {}
 
@@ -106,17 +106,17 @@ def test_savepoint_is_seen_though_listings_are_old(
             break
         if results["maker"]:
             made += 1
-            check_kept(world)
-        # It is no garbage for ever: behind the cache's time, the next collection goes on.
-        world.collect(checkpoints_max=1)
+            check_kept(history)
+        # It is collected in the end: after the cache's time, the next collection continues.
+        history.collect(checkpoints_max=1)
         if results["maker"]:
-            check_kept(world)
+            check_kept(history)
     assert call > 5
-    assert made or paused_one == "maker"  # else its checkpoint was deleted before its last look
+    assert made or paused_one == "maker"  # otherwise its checkpoint was deleted before its last check
 
 
 def test_register_knows_what_is_there_now() -> None:
-    """Names come and go, and come again; each process sees the same, wherever it begins to look."""
+    """Names are added, removed and added again; each process sees the same, wherever it starts to read."""
     store = MemoryStore()
     one, other = (SavepointRegister(store, LifeFolder(store, "job")) for _ in range(2))
     for number in range(5):
@@ -131,7 +131,7 @@ def test_register_knows_what_is_there_now() -> None:
 
 
 def test_entry_of_who_died_is_finished() -> None:
-    """Whoever dies in the middle of an entry, before any of its calls, keeps nobody else from making the next one."""
+    """A process that dies before any call of an entry does not prevent others from making the next entry."""
     for call in count():
         store = MemoryStore()
         paused = PausingStore(store)
@@ -148,7 +148,7 @@ def test_entry_of_who_died_is_finished() -> None:
 
 
 def test_who_was_paused_takes_nothing_back() -> None:
-    """An entry that is put late, before any of its calls, changes nothing of the entries behind it."""
+    """An entry that is put late, before any of its calls, changes nothing of the later entries."""
     for call in count():
         store = MemoryStore()
         paused = PausingStore(store)
@@ -167,7 +167,7 @@ def test_who_was_paused_takes_nothing_back() -> None:
 
 
 def test_threads_make_entries_at_once() -> None:
-    """No name is lost where many are put on the register at once."""
+    """No name is lost when many are put on the register concurrently."""
     store = MemoryStore()
     registers = [SavepointRegister(store, LifeFolder(store, "job")) for _ in range(4)]
     threads = [Thread(target=register.add, args=(f"s{number}",)) for number, register in enumerate(registers * 4)]
@@ -180,13 +180,13 @@ def test_threads_make_entries_at_once() -> None:
 
 
 def test_register_costs_a_collection_one_request() -> None:
-    """A process that has looked once asks for one object, however many savepoints were made and deleted."""
+    """A process that has read the register once reads one object, however many savepoints were made and deleted."""
     store = RecordingStore(MemoryStore())
-    world = World(store)
-    world.complete(world.object(0))
+    history = JobHistory(store)
+    history.complete(history.object(0))
     for number in range(20):
-        world.jobs.make_savepoint(f"s{number}", None)
-        world.jobs.savepoints.delete(f"s{number}")
+        history.jobs.make_savepoint(f"s{number}", None)
+        history.jobs.savepoints.delete(f"s{number}")
     jobs = opened(store, host=2)
     registered(jobs.savepoints.register)
     store.clear()
@@ -196,50 +196,50 @@ def test_register_costs_a_collection_one_request() -> None:
 
 
 def test_dry_run_begins_no_register() -> None:
-    """Who only looks needs no right to write."""
-    world = World()
-    world.complete(world.object(0))
-    world.collect(dry_run=True)
+    """Reading the register needs no permission to write."""
+    history = JobHistory()
+    history.complete(history.object(0))
+    history.collect(dry_run=True)
 
-    assert list(world.store.list("job/savepoints-made/")) == []
+    assert list(history.store.list("job/savepoints-made/")) == []
 
 
 def test_lost_savepoint_is_taken_off_the_register() -> None:
-    """A savepoint that somebody removed by hand stops deletions, with an error that says what to do."""
-    world = subsumed_world(is_begun=True)
-    world.jobs.make_savepoint("lost", None)
-    world.store.delete([info.key for info in world.store.list("job/savepoints/")])
+    """A savepoint that was removed manually stops deletions, with an error that says what to do."""
+    history = subsumed_history(is_begun=True)
+    history.jobs.make_savepoint("lost", None)
+    history.store.delete([info.key for info in history.store.list("job/savepoints/")])
     with pytest.raises(UnavailableError, match="savepoints --delete lost"):
-        world.collect()
+        history.collect()
 
-    world.jobs.savepoints.delete("lost")
-    world.collect()
+    history.jobs.savepoints.delete("lost")
+    history.collect()
     with pytest.raises(NotFoundError):
-        world.jobs.savepoints.delete("lost")
+        history.jobs.savepoints.delete("lost")
 
 
 def delete_all(jobs: JobStore) -> None:
-    """Delete all savepoints and pins that are listed."""
+    """Delete all listed savepoints and pins."""
     for name in jobs.savepoints.names():
         jobs.savepoints.delete(name)
 
 
 def test_maker_that_dies_leaves_no_name_of_a_deleted_savepoint() -> None:
-    """I12: wherever a call is paused while its savepoint is deleted, and dies later, it stops no collection."""
+    """I12: a call that is paused anywhere while its savepoint is deleted, and dies later, stops no collection."""
     for call in count():
         for later in count(1):
-            world = subsumed_world(is_begun=True)
-            first = next(world.jobs.completed())
-            view = PausingStore(world.store)
-            maker, deleter = opened(view, host=2), opened(world.store, host=3)
+            history = subsumed_history(is_begun=True)
+            first = next(history.jobs.completed())
+            view = PausingStore(history.store)
+            maker, deleter = opened(view, host=2), opened(history.store, host=3)
             begun = view.calls
             view.pause_before(begun + call, partial(delete_all, deleter))
             view.pause_before(begun + call + later, kill)
             with suppress(Killed):
                 run(partial(maker.keep, "kept", first))
-            savepoints = opened(world.store, host=4).savepoints
+            savepoints = opened(history.store, host=4).savepoints
             assert registered(savepoints.register) <= set(savepoints.names())
-            world.collect(checkpoints_max=1)
+            history.collect(checkpoints_max=1)
             if view.calls <= begun + call + later:
                 break
         if later == 1:
@@ -248,32 +248,32 @@ def test_maker_that_dies_leaves_no_name_of_a_deleted_savepoint() -> None:
 
 
 def test_damaged_entry_ends_the_collection() -> None:
-    """I11: where nobody knows which savepoints there are, nothing is deleted."""
-    world = subsumed_world(is_begun=True)
-    newest = max(info.key for info in world.store.list("job/savepoints-made/"))
-    world.store.put(newest, b"[")
+    """I11: while it is unknown which savepoints exist, nothing is deleted."""
+    history = subsumed_history(is_begun=True)
+    newest = max(info.key for info in history.store.list("job/savepoints-made/"))
+    history.store.put(newest, b"[")
 
     with pytest.raises(CorruptDataError, match="claim"):
-        world.collect()
+        history.collect()
 
 
 @pytest.mark.parametrize("content", [b"[", b"", b'{"names": []', b'{"names": 1}'])
 def test_damaged_entry_is_read_from_its_claim(content: bytes) -> None:
-    """I11: an entry that was written in part says what its claim says."""
-    world = subsumed_world(is_begun=True)
-    world.jobs.make_savepoint("kept", None)
-    claim = max(info.key for info in world.store.list("job/savepoints-made/") if info.key.endswith(".claim"))
-    world.store.put(claim.replace(".claim", ".json"), content)
+    """I11: a partly written entry is read from its claim."""
+    history = subsumed_history(is_begun=True)
+    history.jobs.make_savepoint("kept", None)
+    claim = max(info.key for info in history.store.list("job/savepoints-made/") if info.key.endswith(".claim"))
+    history.store.put(claim.replace(".claim", ".json"), content)
 
-    assert registered(opened(world.store, host=2).savepoints.register) == {"kept"}
-    world.collect(checkpoints_max=1)
-    opened(world.store, host=3).make_savepoint("second", None)
-    assert registered(opened(world.store, host=4).savepoints.register) == {"kept", "second"}
+    assert registered(opened(history.store, host=2).savepoints.register) == {"kept"}
+    history.collect(checkpoints_max=1)
+    opened(history.store, host=3).make_savepoint("second", None)
+    assert registered(opened(history.store, host=4).savepoints.register) == {"kept", "second"}
 
 
 @pytest.mark.parametrize("paused_one", ["maker", "deleter"])
 def test_savepoint_that_is_made_and_deleted_at_once_holds_nobody_up(paused_one: str) -> None:
-    """I12: wherever one of the two is paused, the register names no savepoint behind them that is not there."""
+    """I12: with one of the two paused at any call, the register names no savepoint afterwards that does not exist."""
 
     def delete(jobs: JobStore, _: Manifest) -> bool:
         return run(lambda: jobs.savepoints.delete("kept"))
@@ -288,43 +288,43 @@ def test_savepoint_that_is_made_and_deleted_at_once_holds_nobody_up(paused_one: 
             act(jobs, checkpoint)
 
     for call in count():
-        world = subsumed_world(is_begun=True)
-        first = next(world.jobs.completed())
+        history = subsumed_history(is_begun=True)
+        first = next(history.jobs.completed())
         if paused_one == "deleter":
-            world.jobs.keep("kept", first)
-        view = PausingStore(world.store)
-        of_one, of_other = opened(view, host=2), opened(world.store, host=3)
+            history.jobs.keep("kept", first)
+        view = PausingStore(history.store)
+        of_one, of_other = opened(view, host=2), opened(history.store, host=3)
         calls = view.calls
         view.pause_before(calls + call, partial(meanwhile, of_other, first))
         goes_on(of_one, first)
         if view.calls <= calls + call:
             break
-        savepoints = opened(world.store, host=4).savepoints
+        savepoints = opened(history.store, host=4).savepoints
         assert registered(savepoints.register) <= set(savepoints.names())
-        world.collect(checkpoints_max=1)
+        history.collect(checkpoints_max=1)
     assert call > 5
 
 
 def test_register_goes_on_where_a_copy_lacks_its_end() -> None:
-    """A folder that was copied while a savepoint was made may lack the number behind the last entry."""
-    world = subsumed_world(is_begun=True)
-    world.jobs.make_savepoint("kept", None)
-    end = max(info.key for info in world.store.list("job/savepoints-made/"))
-    world.store.delete([end])
+    """A folder that was copied while a savepoint was made may lack the number after the last entry."""
+    history = subsumed_history(is_begun=True)
+    history.jobs.make_savepoint("kept", None)
+    end = max(info.key for info in history.store.list("job/savepoints-made/"))
+    history.store.delete([end])
 
-    jobs = opened(world.store, host=2)
+    jobs = opened(history.store, host=2)
     jobs.make_savepoint("second", None)
     assert registered(jobs.savepoints.register) == {"kept", "second"}
-    world.collect(checkpoints_max=1)
+    history.collect(checkpoints_max=1)
 
 
 @pytest.mark.parametrize("hint", range(5))
 def test_wrong_hint_hides_no_savepoint(hint: int) -> None:
-    """I11: a copy may hold a hint that is newer than its register, whose last entry is empty."""
-    world = World()
-    register = SavepointRegister(world.store, LifeFolder(world.store, "job"))
+    """I11: a copy may have a hint that is newer than its register, whose last entry is empty."""
+    history = JobHistory()
+    register = SavepointRegister(history.store, LifeFolder(history.store, "job"))
     for name in ("a", "b"):
         register.add(name)
-    write_hint(world.store, "job", "savepoints", hint)
+    write_hint(history.store, "job", "savepoints", hint)
 
-    assert registered(SavepointRegister(world.store, LifeFolder(world.store, "job"))) == {"a", "b"}
+    assert registered(SavepointRegister(history.store, LifeFolder(history.store, "job"))) == {"a", "b"}

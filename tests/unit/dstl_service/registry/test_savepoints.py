@@ -1,5 +1,5 @@
 """
-Savepoints that are made while what they name is being deleted.
+Savepoints that are made while the objects they name are being deleted.
 
 A failure means that a savepoint is reported as made and cannot be restored.
 """
@@ -21,21 +21,21 @@ from storage.key_groups import KeyGroupRange
 from storage.model import MaterializationHandle
 from tests.unit.dstl_service.http_life import service
 from tests.unit.dstl_service.interleaving import PausingStore
+from tests.unit.dstl_service.job_history import JobHistory
 from tests.unit.dstl_service.samples import SteppingStore, opened
-from tests.unit.dstl_service.world import World
 from tests.waiting import wait_until
 
 MANIFESTS = "job/checkpoints/*"
 SAVEPOINTS = "job/savepoints/*"
 
 
-def subsumed_world(store: SteppingStore) -> World:
-    """Return a job whose first checkpoint is subsumed, old enough to be collected, and still there."""
-    world = World(store)
-    world.complete(world.object(0), kind=ManifestKind.COMPLETE)
-    world.compact(world.object(1))
-    world.clock.advance(store.head("job/job.json").modified_ms + 100 * ORPHAN_AGE_MIN_MS)
-    return world
+def subsumed_history(store: SteppingStore) -> JobHistory:
+    """Return a job whose first checkpoint is subsumed, old enough to be collected, and still stored."""
+    history = JobHistory(store)
+    history.complete(history.object(0), kind=ManifestKind.COMPLETE)
+    history.compact(history.object(1))
+    history.clock.advance(store.head("job/job.json").modified_ms + 100 * ORPHAN_AGE_MIN_MS)
+    return history
 
 
 def stored_keys(store: SteppingStore) -> set[str]:
@@ -44,13 +44,13 @@ def stored_keys(store: SteppingStore) -> set[str]:
 
 
 def test_savepoint_made_during_collection_keeps_its_objects() -> None:
-    """I11: a collector that looked at the savepoints long ago looks again before it deletes objects."""
+    """I11: a collector that read the savepoints long ago reads them again before it deletes objects."""
     store = SteppingStore()
-    world = subsumed_world(store)
+    history = subsumed_history(store)
     maker = opened(store, host=2)
     store.before_delete(MANIFESTS, lambda: maker.make_savepoint("kept", 0))
 
-    report = world.collect(checkpoints_max=1)
+    report = history.collect(checkpoints_max=1)
 
     assert report.subsumed == 1
     assert object_keys(maker.savepoints.load("kept")) <= stored_keys(store)
@@ -58,9 +58,9 @@ def test_savepoint_made_during_collection_keeps_its_objects() -> None:
 
 
 def test_savepoint_of_deleted_manifest_is_none() -> None:
-    """I11: where the manifest is gone its objects may follow, so no savepoint is made although they are all there."""
+    """I11: if the manifest is gone its objects may follow, so no savepoint is made although all objects exist."""
     store = SteppingStore()
-    subsumed_world(store)
+    subsumed_history(store)
     maker = opened(store, host=2)
     ref = next(maker.completed()).ref
     store.before_put(SAVEPOINTS, lambda: opened(store, host=3).delete_manifests([ref]))
@@ -72,7 +72,7 @@ def test_savepoint_of_deleted_manifest_is_none() -> None:
 
 
 def test_savepoint_made_during_retention_keeps_its_objects() -> None:
-    """I11: a coordinator that deletes what was subsumed spares what a savepoint names that was made meanwhile."""
+    """I11: a coordinator that deletes subsumed objects spares those of a savepoint that was made meanwhile."""
     store = SteppingStore()
     maker = opened(store, host=2)
     store.before_delete(MANIFESTS, lambda: maker.make_savepoint("kept", 0))
@@ -93,52 +93,52 @@ def test_savepoint_made_during_retention_keeps_its_objects() -> None:
     assert object_keys(maker.savepoints.load("kept")) <= stored_keys(store)
 
 
-def left_behind(world: World, job_store: JobStore) -> None:
-    """Leave a savepoint of a checkpoint whose snapshot is gone, as a process that dies before its last look does."""
+def left_behind(history: JobHistory, job_store: JobStore) -> None:
+    """Leave a savepoint of a checkpoint without its snapshot, as a process that dies before its last check does."""
     lost = MaterializationHandle("op", KeyGroupRange(0, 0), 0, "uid", "job/materialized/op/lost.json", 1)
     found = replace(next(job_store.completed()), materializations=(lost,), kept_by="dead")
-    world.store.put("job/savepoints/broken.json", encode_manifest(replace(found, kind=ManifestKind.COMPLETE)))
+    history.store.put("job/savepoints/broken.json", encode_manifest(replace(found, kind=ManifestKind.COMPLETE)))
 
 
 def test_savepoint_left_behind_does_not_end_collections(caplog: pytest.LogCaptureFixture) -> None:
-    """I12: a savepoint of which the snapshot is gone keeps what is there of it, is reported, and nothing else."""
-    world = World()
-    kept = world.object(0)
-    world.complete(kept, kind=ManifestKind.COMPLETE)
-    left_behind(world, world.jobs)
-    world.compact(world.object(1))
-    orphan = world.object(0)
-    world.clock.advance(10 * ORPHAN_AGE_MIN_MS)
+    """I12: a savepoint whose snapshot is gone keeps its other objects, is reported, and stops nothing else."""
+    history = JobHistory()
+    kept = history.object(0)
+    history.complete(kept, kind=ManifestKind.COMPLETE)
+    left_behind(history, history.jobs)
+    history.compact(history.object(1))
+    orphan = history.object(0)
+    history.clock.advance(10 * ORPHAN_AGE_MIN_MS)
 
-    world.collect(checkpoints_max=1)
-    report = world.collect(checkpoints_max=1)
+    history.collect(checkpoints_max=1)
+    report = history.collect(checkpoints_max=1)
 
-    assert orphan.object_key not in world.stored()
-    assert kept.object_key in world.stored()
+    assert orphan.object_key not in history.stored()
+    assert kept.object_key in history.stored()
     assert report.orphans == []
     assert "cannot be restored" in caplog.text
 
 
 def test_savepoint_that_cannot_be_read_ends_the_collection() -> None:
-    """I11: what a damaged savepoint names is not known, so nothing is deleted."""
-    world = World()
-    world.complete(world.object(0), kind=ManifestKind.COMPLETE)
-    orphan = world.object(0)
-    world.clock.advance(10 * ORPHAN_AGE_MIN_MS)
-    world.store.put("job/savepoints/damaged.json", b"{")
+    """I11: the objects of a damaged savepoint are unknown, so nothing is deleted."""
+    history = JobHistory()
+    history.complete(history.object(0), kind=ManifestKind.COMPLETE)
+    orphan = history.object(0)
+    history.clock.advance(10 * ORPHAN_AGE_MIN_MS)
+    history.store.put("job/savepoints/damaged.json", b"{")
 
     with pytest.raises(CorruptDataError):
-        world.collect()
-    assert orphan.object_key in world.stored()
+        history.collect()
+    assert orphan.object_key in history.stored()
 
 
 def test_savepoint_is_restored_beside_a_damaged_one() -> None:
     """I10: a damaged savepoint is an error for its own checkpoint, not for that of another savepoint."""
     store = SteppingStore()
-    world = subsumed_world(store)
-    first = next(world.jobs.completed())
-    kept = world.jobs.make_savepoint("kept", first.id)
-    world.jobs.delete_manifests([first.ref])
+    history = subsumed_history(store)
+    first = next(history.jobs.completed())
+    kept = history.jobs.make_savepoint("kept", first.id)
+    history.jobs.delete_manifests([first.ref])
     store.put("job/savepoints/damaged.json", b"{")
     jobs = opened(store, host=2)
 
@@ -148,10 +148,10 @@ def test_savepoint_is_restored_beside_a_damaged_one() -> None:
 
 
 def test_savepoint_that_another_call_relies_on_stays() -> None:
-    """A call that finds its checkpoint gone deletes no savepoint that another one has seen to be whole."""
+    """A call that finds its checkpoint gone deletes no savepoint that another call has found to be whole."""
     store = SteppingStore()
-    world = subsumed_world(store)
-    inner, found = opened(store, host=3), next(world.jobs.completed())
+    history = subsumed_history(store)
+    inner, found = opened(store, host=3), next(history.jobs.completed())
     paused = PausingStore(store)
 
     def others() -> None:

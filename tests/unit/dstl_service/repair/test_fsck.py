@@ -1,4 +1,4 @@
-"""A job's stored state is verified as a whole, and every damage is told with the object's name (I10)."""
+"""A job's stored state is verified as a whole, and all damage is reported with the object's name (I10)."""
 
 from __future__ import annotations
 
@@ -16,16 +16,16 @@ from dstl_service.wire import CheckpointRef
 from storage.open import open_store
 from storage.testing import RecordingStore
 from tests.rocksdb_files import sst_file
+from tests.unit.dstl_service.job_history import JobHistory
 from tests.unit.dstl_service.snapshots import FILES, index_of, store_snapshot
-from tests.unit.dstl_service.world import World
 
 
 @pytest.fixture
 def job(tmp_path: Path) -> list[Path]:
-    """Three checkpoints with an object each; the objects' files."""
-    world = World(open_store(f"file://{tmp_path}"))
+    """Store three checkpoints with an object each; return the objects' files."""
+    history = JobHistory(open_store(f"file://{tmp_path}"))
     for number in range(3):
-        world.complete(world.object(number))
+        history.complete(history.object(number))
     return sorted(tmp_path.glob("job/segments/**/*.seg"))
 
 
@@ -60,7 +60,7 @@ def test_every_damage_is_reported(job: list[Path], tmp_path: Path, capsys: pytes
 
 
 def test_exchanged_object_is_reported(job: list[Path], tmp_path: Path) -> None:
-    """A sound object in the place of another one is not taken for it."""
+    """A sound object in the place of another one is reported, not accepted."""
     job[0].write_bytes(job[1].read_bytes())
     store = open_store(f"file://{tmp_path}")
 
@@ -70,7 +70,7 @@ def test_exchanged_object_is_reported(job: list[Path], tmp_path: Path) -> None:
 
 
 def test_broken_chain_is_reported(job: list[Path], tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """A damaged manifest is reported by name; what lies before it in the chain is still verified."""
+    """A damaged manifest is reported by name; the chain before it is still verified."""
     manifest = tmp_path / "job" / "checkpoints" / "00000000000000000001.000000.json"
     manifest.write_bytes(manifest.read_bytes()[:-2])
 
@@ -119,7 +119,7 @@ def test_missing_registry_object_is_reported(
 
 
 def test_missing_manifest_is_reported(job: list[Path], tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """A manifest on which the newest checkpoint builds is missed by name."""
+    """If a base of the newest checkpoint is missing, its manifest is reported by name."""
     (tmp_path / "job" / "checkpoints" / "00000000000000000001.000000.json").unlink()
 
     code, out = run(tmp_path, capsys)
@@ -131,7 +131,7 @@ def test_missing_manifest_is_reported(job: list[Path], tmp_path: Path, capsys: p
 def test_manifest_in_wrong_place_is_reported(
     job: list[Path], tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """A sound manifest that lies in the place of another one is not taken for it."""
+    """A sound manifest in the place of another one is reported, not accepted."""
     folder = tmp_path / "job" / "checkpoints"
     (folder / "00000000000000000001.000007.json").write_bytes(
         (folder / "00000000000000000001.000000.json").read_bytes()
@@ -147,10 +147,10 @@ def test_manifest_in_wrong_place_is_reported(
 def test_snapshots_are_verified(tmp_path: Path, capsys: pytest.CaptureFixture[str], damaged: str | None) -> None:
     """I10: every byte of a materialization is read; a missing index and a flipped bit are reported by their names."""
     store = open_store(f"file://{tmp_path}")
-    world = World(store)
-    handle = world.object(0)
-    snapshot = store_snapshot(store, index_of(CheckpointRef(0, 0, "u"), job_uid=world.jobs.job_uid))
-    world.complete(handle, kind=ManifestKind.COMPLETE, materializations=(snapshot,))
+    history = JobHistory(store)
+    handle = history.object(0)
+    snapshot = store_snapshot(store, index_of(CheckpointRef(0, 0, "u"), job_uid=history.jobs.job_uid))
+    history.complete(handle, kind=ManifestKind.COMPLETE, materializations=(snapshot,))
     path = next((tmp_path / "job" / "materialized").rglob(damaged or "*"))
     if damaged == "*.sst":
         path.write_bytes(path.read_bytes()[:-1] + b"?")
@@ -170,15 +170,15 @@ def test_snapshots_are_verified(tmp_path: Path, capsys: pytest.CaptureFixture[st
 
 
 def test_every_damaged_file_of_snapshots_is_reported_once(tmp_path: Path) -> None:
-    """I10: a damaged file hides no other; files that snapshots share are read once, and RocksDB's checksums count."""
+    """I10: a damaged file hides no other; shared files are read once, and RocksDB's checksums are verified."""
     store = RecordingStore(open_store(f"file://{tmp_path}"))
-    world = World(store)
+    history = JobHistory(store)
     unsound = {**FILES, "000010.sst": b"?" + sst_file(b"third")[1:]}
-    index = index_of(CheckpointRef(0, 0, "u"), job_uid=world.jobs.job_uid, files=unsound)
+    index = index_of(CheckpointRef(0, 0, "u"), job_uid=history.jobs.job_uid, files=unsound)
     later = replace(index, uid="later", version=CheckpointRef(1, 0, "u"))
     first, second = (store_snapshot(store, one, unsound) for one in (index, later))
-    world.complete(world.object(0), kind=ManifestKind.COMPLETE, materializations=(first,))
-    world.complete(world.object(1), materializations=(second,))
+    history.complete(history.object(0), kind=ManifestKind.COMPLETE, materializations=(first,))
+    history.complete(history.object(1), materializations=(second,))
     keys = {file.name: file.object_key for file in index.files}
     damaged(tmp_path / keys["000008.sst"])
     store.delete([keys["000009.sst"]])
@@ -195,11 +195,11 @@ def test_every_damaged_file_of_snapshots_is_reported_once(tmp_path: Path) -> Non
 
 
 def test_earlier_log_and_note_are_verified(tmp_path: Path) -> None:
-    """Objects that only a complete manifest's earlier log, or its note, names are verified too."""
+    """Objects named only by a complete manifest's earlier log, or by its note, are verified too."""
     store = open_store(f"file://{tmp_path}")
-    world = World(store)
-    world.complete(world.object(0), note=world.object(0))
-    world.complete(world.object(1), kind=ManifestKind.COMPLETE)
+    history = JobHistory(store)
+    history.complete(history.object(0), note=history.object(0))
+    history.complete(history.object(1), kind=ManifestKind.COMPLETE)
     assert (check_job(store, "job").objects, check_job(store, "job").problems) == (3, [])
 
     paths = sorted(tmp_path.glob("job/segments/**/*.seg"))
@@ -210,12 +210,12 @@ def test_earlier_log_and_note_are_verified(tmp_path: Path) -> None:
 
 
 def test_unknown_job_is_an_error(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """Of a job that is not there nothing is verified; the exit code differs from that of a damaged one."""
+    """For a job that does not exist nothing is verified; the exit code differs from that of a damaged job."""
     assert run(tmp_path, capsys) == (2, "")
 
 
 def test_report_as_json(job: list[Path], tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """The report can be had as a JSON document."""
+    """The report is also available as a JSON document."""
     assert main(["fsck", "--storage", f"file://{tmp_path}", "--json", "job"]) == 0
 
     assert json.loads(capsys.readouterr().out)["checkpoints"] == 3

@@ -1,4 +1,4 @@
-"""A registry that was lost comes back from segment objects alone: what checkpoints accepted, and nothing else."""
+"""A lost registry is rebuilt from segment objects alone: with what checkpoints accepted, and nothing else."""
 
 from __future__ import annotations
 
@@ -37,11 +37,11 @@ from storage.model import MaterializationHandle
 from storage.object_store import ObjectStore
 from storage.open import open_store
 from storage.testing import FakeClock, FakeIds
-from tests.unit.dstl_service.collection.test_job_maintenance import EAGER, NOW, Job
+from tests.unit.dstl_service.collection.test_job_maintenance import EAGER, NOW, MaintainedJob
 from tests.unit.dstl_service.http_life import Life, service
+from tests.unit.dstl_service.job_history import JobHistory
 from tests.unit.dstl_service.samples import handles_of, opened, segment, stored
 from tests.unit.dstl_service.snapshots import index_of, store_snapshot
-from tests.unit.dstl_service.world import World
 
 OPERATORS = ("counts", "joins")
 OPERATOR_INFOS = [{"name": name, "parallelism": 2, "key_schema": "{}", "states": {}} for name in OPERATORS]
@@ -54,10 +54,10 @@ Content = dict[str, list[bytes]]
 @dataclass
 class Story:
     """
-    A job that went through all that leaves unaccepted sets and notes behind.
+    A job whose history leaves unaccepted sets and notes.
 
-    Two operators; losing attempts that were stored; tries that were given up after their upload; a driver that was
-    taken over with a checkpoint on its way; other parallelism from then on; an empty batch.
+    Two operators; losing attempts that were stored; completions that were given up after their upload; a driver fenced
+    during a checkpoint; a changed parallelism from then on; an empty batch.
     """
 
     store: ObjectStore
@@ -81,7 +81,7 @@ class Story:
         return self
 
     def checkpoint(self, life: Life, checkpoint_id: int, parallelism: int) -> None:
-        """Complete a checkpoint, with a try before it that is given up."""
+        """Complete a checkpoint after one attempt to complete it that is given up."""
         life.begin(checkpoint_id)
         if checkpoint_id % 3 == 1:
             refs, _ = self.sets(life, checkpoint_id, parallelism, b"given up")
@@ -101,7 +101,7 @@ class Story:
     def sets(
         self, life: Life, checkpoint_id: int, parallelism: int, what: bytes
     ) -> tuple[list[dict[str, Any]], Content]:
-        """Send each partition's sets, those of a losing attempt too; return what is to be accepted."""
+        """Send each partition's sets, those of a losing attempt too; return the sets to accept."""
         refs, content = [], {name: list[bytes]() for name in OPERATORS}
         for name in OPERATORS:
             for partition in range(parallelism):
@@ -121,20 +121,20 @@ class Story:
         return refs, content
 
     def request(self, checkpoint_id: int, refs: list[dict[str, Any]]) -> dict[str, Any]:
-        """Return the request that describes a try."""
+        """Return the request of a completion."""
         self.attempt += 1
         base = self.refs[-1] if self.refs else None
         return {"uid": f"try{self.attempt}", "base": base, "refs": refs, "operators": OPERATOR_INFOS}
 
     def flush(self, life: Life, checkpoint_id: int, request: dict[str, Any]) -> Any:
-        """Start a try's upload, and wait until it is there."""
+        """Start the upload of a completion, and wait until it is stored."""
         body = {"epoch": life.epoch, "query_id": "query", "offsets": "offsets", **request}
         answer = life.client.post(f"{life.path}/checkpoints/{checkpoint_id}/flush", json=body)
         life.persist(*request["refs"])
         return answer
 
     def restored(self, ref: dict[str, Any] | str) -> Content:
-        """Return what a table gets at a checkpoint, read by a process that has seen nothing yet."""
+        """Return what a table gets at a checkpoint, read by a new process."""
         jobs = JobStore(self.store, "job", FakeClock(), FakeIds(9))
         jobs.open(None)
         named = {manifest.ref.to_text(): manifest.ref for manifest in jobs.completed()}
@@ -163,7 +163,7 @@ class Story:
         return rebuild_registry(self.store, "job", SystemClock(), SystemIds(), write=write, up_to=up_to)
 
     def object_of(self, checkpoint_id: int, sqn: int = 0) -> str:
-        """Return the object in which a set of a checkpoint lies."""
+        """Return the object that holds a set of a checkpoint."""
         jobs = JobStore(self.store, "job", FakeClock(), FakeIds(9))
         ref = self.refs[checkpoint_id]
         return jobs.load(checkpoint_id, ref["generation"]).segments[sqn].object_key
@@ -171,7 +171,7 @@ class Story:
 
 @pytest.fixture(scope="module")
 def told() -> dict[str, Any]:
-    """A story's objects, and what is known of it."""
+    """A story's objects and expected content."""
     story = Story(MemoryStore()).tell()
     objects = {info.key: story.store.get(info.key) for info in story.store.list("")}
     return {"objects": objects, "refs": story.refs, "contents": story.contents}
@@ -179,7 +179,7 @@ def told() -> dict[str, Any]:
 
 @pytest.fixture
 def story(told: dict[str, Any]) -> Story:
-    """A story in a store of its own."""
+    """Run a story in a store of its own."""
     store = MemoryStore()
     for key, data in told["objects"].items():
         store.put(key, data)
@@ -187,7 +187,7 @@ def story(told: dict[str, Any]) -> Story:
 
 
 def test_story_is_sound(story: Story) -> None:
-    """Before anything is lost, each checkpoint restores to what was accepted, and a rebuild is refused."""
+    """Before any loss, each checkpoint restores to its accepted sets, and a rebuild is refused."""
     assert check_job(story.store, "job").problems == []
     assert [story.restored(ref) for ref in story.refs] == story.contents
     assert story.rebuild(write=False).registry_problems == []
@@ -198,7 +198,7 @@ def test_story_is_sound(story: Story) -> None:
 
 
 def test_lost_registry_is_rebuilt(story: Story) -> None:
-    """I10: without job.json, epochs and manifests, every checkpoint of the newest chain comes back as it was."""
+    """I10: without job.json, epochs and manifests, every checkpoint of the newest chain is rebuilt unchanged."""
     uid = json.loads(story.store.get("job/job.json"))["uid"]
     story.lose("job.json", "epochs/", "checkpoints/")
     report = story.rebuild()
@@ -217,7 +217,7 @@ def test_lost_registry_is_rebuilt(story: Story) -> None:
 
 
 def test_job_goes_on_after_rebuild(story: Story) -> None:
-    """I4: a rebuilt job is taken over and goes on; a driver from before the loss is fenced."""
+    """I4: a rebuilt job can be taken over and continued; a driver from before the loss is fenced."""
     with service(story.store) as before:
         before.open()
         story.lose("job.json", "epochs/", "checkpoints/")
@@ -233,7 +233,7 @@ def test_job_goes_on_after_rebuild(story: Story) -> None:
 
 
 def test_hints_of_the_old_history_are_forgotten(story: Story) -> None:
-    """I12: a hint that lies behind the checkpoint that came back hides nothing from the collector, or an owner."""
+    """I12: a hint that is newer than the rebuilt checkpoint hides nothing from the collector or an owner."""
     write_hint(story.store, "job", "swept", 0, 10_000, 0, checksum64(opened(story.store).job_uid.encode()))
     write_hint(story.store, "job", "epoch", 10_000)
     story.lose("job.json", "epochs/", "checkpoints/")
@@ -266,7 +266,7 @@ def test_rebuild_after_rebuild(story: Story) -> None:
 
 
 def test_dry_run_writes_nothing(story: Story) -> None:
-    """Without being told to write, a rebuild only says what it would do."""
+    """Without the option to write, a rebuild only reports what it would do."""
     story.lose("job.json", "epochs/", "checkpoints/")
     before = story.keys("")
     report = story.rebuild(write=False)
@@ -278,7 +278,7 @@ def test_dry_run_writes_nothing(story: Story) -> None:
 
 @pytest.mark.parametrize("cut", range(4))
 def test_rebuild_is_repeated_after_crash(story: Story, cut: int) -> None:
-    """A rebuild that died between two writes is done again, and comes to the same end."""
+    """A rebuild that died between two writes is repeated, and has the same result."""
     story.lose("job.json", "epochs/", "checkpoints/")
     expected = story.rebuild().checkpoint
     story.lose("job.json", "epochs/")
@@ -289,7 +289,7 @@ def test_rebuild_is_repeated_after_crash(story: Story, cut: int) -> None:
 
 
 def test_newest_can_be_left_out(story: Story) -> None:
-    """A checkpoint that nothing proves to have been completed can be left out; the one before is proven."""
+    """A checkpoint that nothing proves to be completed can be left out; the one before it is proven."""
     story.lose("job.json", "epochs/", "checkpoints/")
     report = story.rebuild(up_to=LAST - 1)
 
@@ -300,7 +300,7 @@ def test_newest_can_be_left_out(story: Story) -> None:
 @pytest.mark.parametrize("lost", range(21, LAST + 1))
 @pytest.mark.parametrize("damage", ["missing", "flipped", "cut"])
 def test_newest_whole_checkpoint_is_chosen(story: Story, lost: int, damage: str) -> None:
-    """I10: where an object is damaged or missing, the newest checkpoint without it comes back, and the loss is told."""
+    """I10: if an object is damaged or missing, the newest checkpoint without it is rebuilt; the report says so."""
     key = story.object_of(lost)
     data = bytearray(story.store.get(key))
     data[20] ^= 1
@@ -318,7 +318,7 @@ def test_newest_whole_checkpoint_is_chosen(story: Story, lost: int, damage: str)
 
 
 def test_loss_of_log_start_is_fatal(story: Story) -> None:
-    """I10: where no checkpoint is whole, nothing is written, and the error says what is missing."""
+    """I10: if no checkpoint is whole, nothing is written, and the error names the missing objects."""
     story.store.delete([story.object_of(0)])
     story.lose("job.json", "epochs/", "checkpoints/")
     before = story.keys("")
@@ -330,7 +330,7 @@ def test_loss_of_log_start_is_fatal(story: Story) -> None:
 
 @pytest.mark.parametrize("checkpoint_id", [20, 22, LAST])
 def test_damaged_manifest_is_replaced(story: Story, checkpoint_id: int) -> None:
-    """A damaged manifest is moved away, what it said comes back from its note, and sound objects are not touched."""
+    """A damaged manifest is moved away and rebuilt from its note; sound objects are not touched."""
     ref = story.refs[checkpoint_id]
     key = f"job/checkpoints/{checkpoint_id:020d}.{ref['generation']:06d}.json"
     data = story.store.get(key)
@@ -347,7 +347,7 @@ def test_damaged_manifest_is_replaced(story: Story, checkpoint_id: int) -> None:
 
 @pytest.mark.parametrize("name", ["job.json", "epochs/00000000000000000002.json"])
 def test_damaged_record_is_replaced(story: Story, name: str) -> None:
-    """A damaged job.json or epoch record is moved away and made anew; no manifest is written."""
+    """A damaged job.json or epoch record is moved away and created again; no manifest is written."""
     story.store.put(f"job/{name}", b"{")
     report = story.rebuild()
 
@@ -360,7 +360,7 @@ def test_damaged_record_is_replaced(story: Story, name: str) -> None:
 
 
 def test_missing_newest_manifests_are_noticed(story: Story) -> None:
-    """Manifests that are missing at the end do not look like a sound, older registry: notes prove that they were."""
+    """A registry without its last manifests does not pass for a sound, older one: notes prove that they existed."""
     story.lose(*(f"checkpoints/{checkpoint_id:020d}" for checkpoint_id in range(LAST - 2, LAST + 1)))
     report = story.rebuild()
 
@@ -369,7 +369,7 @@ def test_missing_newest_manifests_are_noticed(story: Story) -> None:
 
 
 def test_sound_newer_manifest_is_never_overruled(story: Story) -> None:
-    """A rebuild does not go behind a checkpoint whose manifest is sound, also if its objects are lost."""
+    """A rebuild does not return to a checkpoint before one with a sound manifest, even if its objects are lost."""
     story.store.delete([story.object_of(LAST)])
     story.lose("job.json")
     before = story.keys("")
@@ -381,7 +381,7 @@ def test_sound_newer_manifest_is_never_overruled(story: Story) -> None:
 
 @pytest.mark.parametrize("name", ["job.json", "checkpoint", "savepoint", "note"])
 def test_newer_format_is_left_alone(story: Story, name: str) -> None:
-    """What a newer version wrote is not damaged: a program that cannot read it says so, and rebuilds nothing."""
+    """An object of a newer version is not damaged: a program that cannot read it says so, and rebuilds nothing."""
     newer = seal("manifest", {"format": 99})
     key = {
         "job.json": "job/job.json",
@@ -405,7 +405,7 @@ def test_newer_format_is_left_alone(story: Story, name: str) -> None:
 
 
 def test_other_life_of_job_is_ignored(story: Story) -> None:
-    """Objects of a job that had the same name before are not mixed with those of the job that is rebuilt."""
+    """Objects of an earlier job of the same name are not mixed with those of the rebuilt job."""
     story.lose("job.json", "epochs/", "checkpoints/")
     later = Story(story.store)
     with service(story.store) as life:
@@ -420,13 +420,13 @@ def test_other_life_of_job_is_ignored(story: Story) -> None:
 
 
 def test_unknown_job_is_not_found() -> None:
-    """Of a job without any object nothing can be rebuilt."""
+    """A job without any object cannot be rebuilt."""
     with pytest.raises(NotFoundError):
         Story(MemoryStore()).rebuild()
 
 
 def test_fenced_note_is_not_taken(story: Story) -> None:
-    """I4: a try of a driver that was overtaken never wins, also if the newer driver's checkpoints are all lost."""
+    """I4: a completion by an overtaken driver never wins, even if all checkpoints of the newer driver are lost."""
     keys = {story.object_of(checkpoint_id) for checkpoint_id in range(6, LAST + 1) if checkpoint_id != 9}
     story.store.delete(keys)
     story.lose("job.json", "epochs/")
@@ -438,7 +438,7 @@ def test_fenced_note_is_not_taken(story: Story) -> None:
 
 
 def told_in(folder: Path, told: dict[str, Any], lose: Callable[[str], bool]) -> str:
-    """Write a story's objects into a folder, without some; return the folder's URL."""
+    """Write a story's objects into a folder, without some of them; return the folder's URL."""
     store = open_store(f"file://{folder}")
     for key, data in told["objects"].items():
         if not lose(key):
@@ -447,7 +447,7 @@ def told_in(folder: Path, told: dict[str, Any], lose: Callable[[str], bool]) -> 
 
 
 def test_command_rebuilds(told: dict[str, Any], tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """`dstl fsck --rebuild` tells what it would do and exits with 1; with --write it does it, and fsck is content."""
+    """`dstl fsck --rebuild` reports what it would do and exits with 1; with --write it does it, and fsck succeeds."""
     url = told_in(tmp_path, told, lambda key: "/segments/" not in key)
     command = ["fsck", "--storage", url, "job"]
     assert main(command) == 1
@@ -465,7 +465,7 @@ def test_command_rebuilds(told: dict[str, Any], tmp_path: Path, capsys: pytest.C
 
 
 def test_note_of_complete_manifest_needs_no_older_one(story: Story) -> None:
-    """The note of a complete manifest names all that came before, so older notes may be gone."""
+    """The note of a complete manifest names all earlier sets, so older notes may be gone."""
     (empty,) = [m.note for m in opened(story.store).completed() if m.note is not None]
     assert empty.entry.id.checkpoint_id == 9
     story.store.delete([empty.object_key])
@@ -478,7 +478,7 @@ def test_note_of_complete_manifest_needs_no_older_one(story: Story) -> None:
 
 
 def rewound_story(then: str) -> Story:
-    """Tell of a job that was set back from 5 to 2, `then` went on, was set forward again, and went on."""
+    """Return the story of a job that was rewound from 5 to 2, and `then` did nothing, continued or was set forward."""
     story = Story(MemoryStore())
 
     def go_on(checkpoints: int) -> None:
@@ -505,7 +505,7 @@ def rewound_story(then: str) -> Story:
 
 @pytest.mark.parametrize("then", ["nothing", "went on", "set forward"])
 def test_job_that_was_set_back_is_not_rebuilt_into_what_was_given_up(then: str) -> None:
-    """I10: whatever of the registry is lost, the job comes back where it stood, and is set back no second time."""
+    """I10: whichever part of the registry is lost, the job keeps its position, and is not rewound a second time."""
     objects = (told := rewound_story(then)).store
     rewound_from = retained_manifests(opened(objects, 95), 1)[-1].rewound_from
     for lost in (("checkpoints/",), ("checkpoints/r",), ("checkpoints/", "epochs/", "job.json", "savepoints/")):
@@ -524,7 +524,7 @@ def test_job_that_was_set_back_is_not_rebuilt_into_what_was_given_up(then: str) 
 
 
 def test_savepoint_is_a_source(story: Story) -> None:
-    """A savepoint tells what a checkpoint consists of, also when all notes are lost, and proves that it existed."""
+    """A savepoint tells the content of a checkpoint, even when all notes are lost, and proves that it existed."""
     jobs = opened(story.store)
     jobs.make_savepoint("kept", 25)
     jobs.make_savepoint("damaged", 24)
@@ -541,7 +541,7 @@ def test_savepoint_is_a_source(story: Story) -> None:
 
 @pytest.mark.parametrize("is_there", [True, False])
 def test_materialization_is_taken_if_it_is_there(is_there: bool) -> None:
-    """A rebuilt checkpoint begins with a snapshot of the table; where that is missing, with the log before it."""
+    """A rebuilt checkpoint starts with a snapshot of the table; if that is missing, with the log before it."""
     handles = [handles_of([segment(checkpoint_id=number)], f"job/segments/h/{number}.seg")[0] for number in range(3)]
     snapshot = MaterializationHandle("op", ALL_GROUPS, 0, "m", "job/materialized/m.json", 1)
     tries = [
@@ -575,7 +575,7 @@ def test_compacted_job_is_rebuilt() -> None:
     """A job whose log was compacted, and whose older objects are deleted, is rebuilt at every checkpoint (I10, I14)."""
     store = MemoryStore()
     with service(store, compaction=EAGER, retention=NOW) as life:
-        job = Job(store, life)
+        job = MaintainedJob(store, life)
         for number in range(45):
             job.checkpoint()
             if number % 4 == 0 and number > 20:
@@ -587,13 +587,13 @@ def test_compacted_job_is_rebuilt() -> None:
                     checkpoint_id, generation, uid = report.checkpoint.split(".")
                     assert int(checkpoint_id) == number
                     ref = {"id": number, "generation": int(generation), "uid": uid}
-                    assert Job(copy, other).restored(ref) == job.state
+                    assert MaintainedJob(copy, other).restored(ref) == job.state
         assert job.metric("dstl_compactions_total") > 0
 
 
 @pytest.mark.parametrize("lost", [("@lives/",), ("job/lives/",), ("@lives/", "job/lives/")])
 def test_later_life_of_a_name_is_rebuilt(lost: tuple[str, ...]) -> None:
-    """I10: a job that was created anew comes back as itself, also where no trace of the former one is left."""
+    """I10: a job that was created again is rebuilt as itself, even if no trace of its predecessor is left."""
     store = MemoryStore()
     made = []
     for content in (b"former", b"own"):
@@ -635,63 +635,63 @@ def damage_index(store: ObjectStore, _: str, key: str) -> None:
 LOSSES = {lose_file: "missing", cut_file: "bytes, not", lose_index: "missing", damage_index: "cannot be read"}
 
 
-def with_snapshot(*, keep_log: bool = True) -> tuple[World, MaterializationIndex]:
-    """Return a job whose last but one checkpoint begins with a snapshot, with or without the log before that."""
-    world = World()
-    log = [world.object(0), world.object(1)]
-    world.complete(log[0], kind=ManifestKind.COMPLETE)
-    world.complete(log[1])
-    assert world.newest is not None
-    index = index_of(world.newest.ref, job_uid=world.jobs.job_uid)
-    handle = store_snapshot(world.store, index)
-    world.newest, _ = world.jobs.create(
+def with_snapshot(*, keep_log: bool = True) -> tuple[JobHistory, MaterializationIndex]:
+    """Return a job whose last but one checkpoint starts with a snapshot, with or without the log before that."""
+    history = JobHistory()
+    log = [history.object(0), history.object(1)]
+    history.complete(log[0], kind=ManifestKind.COMPLETE)
+    history.complete(log[1])
+    assert history.newest is not None
+    index = index_of(history.newest.ref, job_uid=history.jobs.job_uid)
+    handle = store_snapshot(history.store, index)
+    history.newest, _ = history.jobs.create(
         replace(
-            world.newest,
+            history.newest,
             kind=ManifestKind.COMPLETE,
             id=2,
-            uid=world.ids.unique_id(),
-            base=world.newest.ref,
-            segments=(world.object(2),),
+            uid=history.ids.unique_id(),
+            base=history.newest.ref,
+            segments=(history.object(2),),
             materializations=(handle,),
         )
     )
-    world.complete(world.object(3))
+    history.complete(history.object(3))
     if not keep_log:
-        world.store.delete([handle.object_key for handle in log])
-    return world, index
+        history.store.delete([handle.object_key for handle in log])
+    return history, index
 
 
 @pytest.mark.parametrize("lose", LOSSES)
 def test_lost_snapshot_is_replaced_by_the_log_before_it(lose: Callable[..., None]) -> None:
-    """I10: no checkpoint is rebuilt on a snapshot that is not whole; the log before it is taken while it is there."""
-    world, index = with_snapshot()
-    before = world.jobs.newest()
+    """I10: no checkpoint is rebuilt on an incomplete snapshot; the log before it is used while it exists."""
+    history, index = with_snapshot()
+    before = history.jobs.newest()
     assert before is not None
-    assert rebuild_registry(world.store, "job", world.clock, world.ids).registry_problems == []
-    lose(world.store, index.files[0].object_key, index.handle("job").index_key)
+    assert rebuild_registry(history.store, "job", history.clock, history.ids).registry_problems == []
+    lose(history.store, index.files[0].object_key, index.handle("job").index_key)
 
-    report = rebuild_registry(world.store, "job", world.clock, world.ids, write=True)
+    report = rebuild_registry(history.store, "job", history.clock, history.ids, write=True)
 
     assert LOSSES[lose] in report.registry_problems[0]
     assert index.files[0].object_key in report.object_problems[0] or index.uid in report.object_problems[0]
-    jobs = opened(world.store, 5)
+    jobs = opened(history.store, 5)
     newest = jobs.newest()
     assert newest is not None
     state = jobs.state(newest.ref)
     assert (newest.id, newest.uid, state.materializations) == (3, before.uid, ())
     assert [handle.entry.id.checkpoint_id for handle in state.log] == [0, 1, 2, 3]
-    assert [problem for problem in check_job(world.store, "job").problems if index.uid in problem] == []
-    again = rebuild_registry(world.store, "job", world.clock, world.ids)
+    assert [problem for problem in check_job(history.store, "job").problems if index.uid in problem] == []
+    again = rebuild_registry(history.store, "job", history.clock, history.ids)
     assert (again.registry_problems, again.checkpoint) == ([], newest.ref.to_text())
 
 
 @pytest.mark.parametrize("lose", LOSSES)
 def test_lost_snapshot_without_the_log_before_it(lose: Callable[..., None]) -> None:
     """A checkpoint whose snapshot is lost and whose log was deleted is not rebuilt, and the report says why."""
-    world, index = with_snapshot(keep_log=False)
-    before = [info.key for info in world.store.list("")]
-    lose(world.store, index.files[0].object_key, index.handle("job").index_key)
+    history, index = with_snapshot(keep_log=False)
+    before = [info.key for info in history.store.list("")]
+    lose(history.store, index.files[0].object_key, index.handle("job").index_key)
 
     with pytest.raises(CorruptDataError, match=f"checkpoint 3 .* is lost: .*{LOSSES[lose]}"):
-        rebuild_registry(world.store, "job", world.clock, world.ids, write=True)
-    assert {info.key for info in world.store.list("")} <= set(before)
+        rebuild_registry(history.store, "job", history.clock, history.ids, write=True)
+    assert {info.key for info in history.store.list("")} <= set(before)

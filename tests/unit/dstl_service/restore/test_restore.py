@@ -1,4 +1,4 @@
-"""The log that a table lacks, and how it is read."""
+"""The part of the log that a table lacks, and how it is read."""
 
 from __future__ import annotations
 
@@ -61,7 +61,7 @@ class History:
         return created
 
     def plan(self, have: CheckpointRef | None, want: CheckpointRef, key_groups: KeyGroupRange = GROUPS) -> RestorePlan:
-        """Plan with a process that has seen nothing of the job yet."""
+        """Plan with a new process."""
         return plan_restore(opened(self.store, host=9), "op", key_groups, have, want)
 
 
@@ -72,7 +72,7 @@ def ids_of(plan: RestorePlan) -> list[int]:
 
 @pytest.mark.parametrize("count", [1, 2, 20, 21, 45])
 def test_empty_table_gets_whole_log(count: int) -> None:
-    """A table without a version gets the whole log, once each and oldest first, across complete manifests too."""
+    """A table without a version gets the whole log, each set once and oldest first, across complete manifests too."""
     history = History(count)
     plan = history.plan(None, history.made[-1].ref)
 
@@ -82,7 +82,7 @@ def test_empty_table_gets_whole_log(count: int) -> None:
 
 @pytest.mark.parametrize(("have", "want"), [(0, 1), (3, 9), (18, 22), (5, 44), (20, 21), (19, 20)])
 def test_older_table_gets_difference(have: int, want: int) -> None:
-    """A table at an ancestor gets only the log since, across complete manifests too."""
+    """A table at an ancestor gets only the log since then, across complete manifests too."""
     history = History(45)
     plan = history.plan(history.made[have].ref, history.made[want].ref)
 
@@ -109,7 +109,7 @@ def test_foreign_table_gets_whole_log(have: CheckpointRef, count: int) -> None:
 
 
 def test_other_generation_gets_whole_log() -> None:
-    """I2: a table at a checkpoint that a rewind gave up is emptied for the new checkpoint of this id."""
+    """I2: a table at a checkpoint that a rewind discarded is emptied for the new checkpoint of this id."""
     history = History(2)
     replaced = history.made[1]
     rewind(history.jobs, "job", FakeIds(9), checkpoint_id=0, write=True)
@@ -137,7 +137,7 @@ def test_missing_checkpoint_is_not_found() -> None:
 
 
 def test_full_plan_reads_few_manifests() -> None:
-    """A plan from nothing reads manifests back to the last complete one only."""
+    """A plan for an empty table reads manifests back to the last complete one only."""
     history = History(45)
     fresh = opened(history.store, host=9)
     history.store.clear()
@@ -147,7 +147,7 @@ def test_full_plan_reads_few_manifests() -> None:
 
 
 def test_lost_ancestor_falls_back_to_whole_log() -> None:
-    """A table so old that the manifests since are deleted gets the whole log from the last complete manifest."""
+    """A table whose next manifests are deleted gets the whole log from the last complete manifest."""
     history = History(45)
     history.store.delete([f"job/checkpoints/{0:020d}.000001.json", f"job/checkpoints/{3:020d}.000000.json"])
     plan = history.plan(history.made[1].ref, history.made[44].ref)
@@ -197,7 +197,7 @@ def test_only_named_objects_are_read() -> None:
 
 
 def test_cached_payloads_are_not_read() -> None:
-    """A cached payload costs no request; only the rest is read."""
+    """A cached payload costs no request; only the other payloads are read."""
     history = History(2)
     plan = history.plan(None, history.made[1].ref)
     cache = SegmentCache(1000)
@@ -209,7 +209,7 @@ def test_cached_payloads_are_not_read() -> None:
 
 
 def one_checkpoint(store: ObjectStore, objects: int) -> list[SegmentHandle]:
-    """Return the handles of one checkpoint's sets, each in an object of its own."""
+    """Return the handles of one checkpoint's sets, each in a separate object."""
     return [
         stored(store, [segment(payload=b"%d" % number, partition=number)], f"job/segments/host/{number}.seg")[0]
         for number in range(objects)
@@ -217,7 +217,7 @@ def one_checkpoint(store: ObjectStore, objects: int) -> list[SegmentHandle]:
 
 
 def test_objects_are_read_when_they_are_due() -> None:
-    """Of a checkpoint with much in it no more is in memory than what is being sent, also where it all is one group."""
+    """Memory holds only the part of a large checkpoint that is being sent, even if it is all of one group."""
     store = RecordingStore(MemoryStore())
     handles = one_checkpoint(store, 3)
 
@@ -229,7 +229,7 @@ def test_objects_are_read_when_they_are_due() -> None:
 
 
 def test_payload_that_memory_dropped_is_read() -> None:
-    """What was in memory when a restore began, and is not when its turn comes, is read from the store, once."""
+    """A payload that is in memory when a restore begins, and evicted before its turn, is read from the store once."""
     store = RecordingStore(MemoryStore())
     handles = one_checkpoint(store, 3)
     cache = SegmentCache(1000)
@@ -238,7 +238,7 @@ def test_payload_that_memory_dropped_is_read() -> None:
     payloads = read_handles(handles, store, cache)
 
     found = [next(payloads)]
-    cache.leave_room(999)  # the one that was used last stays
+    cache.leave_room(999)  # the most recently used one stays
     found += payloads
 
     assert [(handle, bytes(payload)) for handle, payload in found] == [
@@ -250,7 +250,7 @@ def test_payload_that_memory_dropped_is_read() -> None:
 
 @pytest.mark.parametrize("damage", ["missing", "flipped", "cut"])
 def test_damaged_object_is_reported(damage: str) -> None:
-    """I10: a missing, damaged or cut object is an error with its name, never a shorter or other log."""
+    """I10: a missing, damaged or truncated object is an error with its name, never a shorter or different log."""
     history = History(2)
     plan = history.plan(None, history.made[1].ref)
     key = "job/segments/host/1.seg"

@@ -1,4 +1,4 @@
-"""The service's caches in restores: what is shared, what is counted, and what happens to a restore without them."""
+"""The service's caches in restores: what is shared, what is counted, and how a restore works without them."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ def test_tables_share_downloads(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("folder", ["file", "file/below", "damaged"])
 def test_restore_needs_no_cache(tmp_path: Path, folder: str) -> None:
-    """I16: a restore whose cache cannot be written, or was damaged, gets the same from the store."""
+    """I16: a restore whose cache cannot be written, or was damaged, gets the same content from the store."""
     (tmp_path / "file").write_bytes(b"")
     store = MemoryStore()
     with service(store, cache=CacheSettings(bytes_max=0, folder=tmp_path / folder)) as life:
@@ -67,7 +67,7 @@ def test_restore_needs_no_cache(tmp_path: Path, folder: str) -> None:
 
 
 def test_recent_sets_need_no_store() -> None:
-    """What was uploaded a moment ago is restored from memory, and counted there."""
+    """Content that was just uploaded is restored from memory, and counted there."""
     store = RecordingStore(MemoryStore())
     with service(store) as life:
         life.open()
@@ -89,5 +89,5 @@ def test_recent_sets_need_no_store() -> None:
     ],
 )
 def test_downloads_are_kept_where_that_helps(storage: str, folder: Path | None, expected: bool) -> None:
-    """Copies of a remote store are kept on disk; of files, which may be on the same disk, only if that is asked for."""
+    """Copies of a remote store are kept on disk; copies of local files, perhaps on the same disk, only on request."""
     assert ServiceSettings(storage, cache=CacheSettings(folder=folder)).keeps_downloads is expected

@@ -1,4 +1,4 @@
-"""What metrics tell of restores while they run, and when their clients go away."""
+"""What metrics show of restores while they run, and after their clients disconnect."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def stored(life: Life) -> dict[str, Any]:
 
 
 async def take_some(life: Life, ref: dict[str, Any], frames: int) -> list[float | None]:
-    """Restore as a client does that takes some frames, then none, and goes away; return the progress before that."""
+    """Restore like a client that reads some frames, then none, and disconnects; return the progress before that."""
     is_stuck, is_gone = asyncio.Event(), asyncio.Event()
     taken = 0
 
@@ -63,7 +63,7 @@ async def take_some(life: Life, ref: dict[str, Any], frames: int) -> list[float 
 
 
 def test_progress_follows_what_client_took() -> None:
-    """Of a restore, what the client took is counted as sent; when it goes away, the restore runs no more."""
+    """Frames that the client read count as sent; when it disconnects, the restore no longer runs."""
     with service(MemoryStore(), batch=BatchSettings()) as life:
         ref = stored(life)
         plan_and_two_segments = 3
@@ -75,7 +75,7 @@ def test_progress_follows_what_client_took() -> None:
 
 
 def test_whole_restores_send_what_was_planned() -> None:
-    """Large restores, which are streamed, and small ones, which are not, have sent all that was planned."""
+    """Large restores, which are streamed, and small ones, which are not, report all planned bytes as sent."""
     with service(MemoryStore(), batch=BatchSettings()) as life:
         first = stored(life)
         assert life.restore(first) == (True, [bytes([number]) * SEGMENT_BYTES for number in range(SEGMENTS)])

@@ -12,7 +12,7 @@ HANDLES = handles_of([segment(sqn) for sqn in range(4)])
 
 
 def test_kept_payload_is_given_back() -> None:
-    """What was put is found by its handle, and only by its own."""
+    """A payload is found by its own handle only."""
     cache = SegmentCache(100)
     cache.put(HANDLES[0], b"zero")
 
@@ -22,7 +22,7 @@ def test_kept_payload_is_given_back() -> None:
 
 
 def test_same_place_in_other_object_is_other() -> None:
-    """The object's key is part of a payload's place."""
+    """The object's key is part of a payload's position."""
     cache = SegmentCache(100)
     cache.put(HANDLES[0], b"zero")
 
@@ -30,7 +30,7 @@ def test_same_place_in_other_object_is_other() -> None:
 
 
 def test_least_recently_used_goes_first() -> None:
-    """I16: when the limit is passed, the payload that was not used for longest is dropped."""
+    """I16: above the limit, the least recently used payload is evicted."""
     cache = SegmentCache(30)
     for handle in HANDLES[:3]:
         cache.put(handle, b"x" * 10)
@@ -51,7 +51,7 @@ def test_oversized_payload_drops_nothing() -> None:
 
 
 def test_replaced_payload_is_counted_once() -> None:
-    """I9: putting the same payload again takes no room twice."""
+    """I9: putting the same payload again takes no additional space."""
     cache = SegmentCache(20)
     for _ in range(5):
         cache.put(HANDLES[0], b"x" * 10)
@@ -62,7 +62,7 @@ def test_replaced_payload_is_counted_once() -> None:
 
 
 def test_cache_of_no_bytes_keeps_nothing() -> None:
-    """I16: a cache can be switched off."""
+    """I16: a cache can be disabled."""
     cache = SegmentCache(0)
     cache.put(HANDLES[0], b"x")
 
@@ -76,7 +76,7 @@ def of_job(job: str, number: int) -> SegmentHandle:
 
 
 def test_job_drives_out_only_its_own() -> None:
-    """A job with much traffic gives its own payloads when the memory is full; those of a quiet one stay."""
+    """When the memory is full, a busy job loses its own payloads; those of a quiet job stay."""
     cache = SegmentCache(100)
     quiet = [of_job("quiet", number) for number in range(3)]
     for handle in quiet:
@@ -90,7 +90,7 @@ def test_job_drives_out_only_its_own() -> None:
 
 
 def test_jobs_share_memory_evenly() -> None:
-    """Two jobs with much traffic each keep half of the memory, whoever came first."""
+    """Two busy jobs keep half of the memory each, whichever came first."""
     cache = SegmentCache(100)
     for job in ("first", "second"):
         for number in range(50):

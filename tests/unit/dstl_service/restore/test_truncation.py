@@ -25,7 +25,7 @@ def log(*checkpoints: int, operator: str = "op") -> list[SegmentHandle]:
 
 
 def left(view: StateView) -> list[tuple[int, int]]:
-    """Return checkpoint and partition of what is left of a log."""
+    """Return checkpoint and partition of the segments that are left of a log."""
     return [(handle.entry.id.checkpoint_id, handle.entry.id.partition) for handle in view.log]
 
 
@@ -54,7 +54,7 @@ def test_older_snapshots_go_with_their_last_key_group() -> None:
 
 
 def test_older_snapshot_does_not_enter() -> None:
-    """A late materialization that is older than the state's one changes nothing."""
+    """A late materialization that is older than the state's own changes nothing."""
     view = StateView((snapshot(0, 9, 5),), log(6))
 
     assert truncate(view, [snapshot(0, 9, 4), snapshot(2, 3, 5, "z")]) == view
@@ -64,7 +64,7 @@ def test_older_snapshot_does_not_enter() -> None:
 
 
 def test_other_operator_is_left_alone() -> None:
-    """An operator's snapshot says nothing of another operator's log and snapshots."""
+    """An operator's snapshot does not affect another operator's log and snapshots."""
     other = snapshot(0, 9, 1, operator="other")
     view = truncate(StateView((other,), [*log(1), *log(1, operator="other")]), [snapshot(0, 19, 2)])
 
@@ -73,7 +73,7 @@ def test_other_operator_is_left_alone() -> None:
 
 
 def test_repetition_changes_nothing() -> None:
-    """What a state has already can enter it again without effect; without anything new it is the same object."""
+    """Adding again what a state already has changes nothing: the result is the same object."""
     view = truncate(StateView((), log(1, 2)), [snapshot(0, 9, 1)])
 
     assert truncate(view, []) is view
@@ -81,7 +81,7 @@ def test_repetition_changes_nothing() -> None:
 
 
 def test_newest_counts_for_each_key_group() -> None:
-    """For a wider table each key group comes from the newest snapshot that holds it."""
+    """For a wider table, each key group comes from the newest snapshot that holds it."""
     old, new = snapshot(0, 19, 1), snapshot(5, 9, 2)
 
     assert key_groups_by_materialization([old, new], [], KeyGroupRange(3, 12)) == [

@@ -31,7 +31,7 @@ SETS = [segment(0, b"zero"), segment(1, b"one")]
 
 
 class Bench:
-    """An uploader on a store that fails by script; counts what reaches the store."""
+    """An uploader on a store that fails by script; counts the calls that reach the store."""
 
     def __init__(self, policy: RetryPolicy, executor: Executor, *faults: Fault, **limits: int) -> None:
         self.inner = MemoryStore()
@@ -49,7 +49,7 @@ class Bench:
         return asyncio.run(stored())
 
     def payloads(self, handles: list[SegmentHandle]) -> list[bytes]:
-        """Read back what the handles point at."""
+        """Read back the sets that the handles point at."""
         return [bytes(payload) for _, payload in read_segments(self.inner, handles)]
 
 
@@ -57,7 +57,7 @@ class Bench:
 def bench(
     policy: RetryPolicy, *faults: Fault, threads: int = 3, executor: Executor | None = None, **limits: int
 ) -> Iterator[Bench]:
-    """Give a bench, and end its threads."""
+    """Yield a bench; end its threads afterwards."""
     made = Bench(policy, executor or ThreadPoolExecutor(threads), *faults, **limits)
     try:
         yield made
@@ -67,18 +67,18 @@ def bench(
 
 
 class TimedBench(Bench):
-    """A bench in virtual time, for one story: attempts take none, but the first `hangs` hang until `heal`."""
+    """A bench in virtual time, for one test: attempts take no time, but the first `hangs` hang until `heal`."""
 
     def __init__(self, policy: RetryPolicy, *faults: Fault, hangs: int = 0) -> None:
         super().__init__(policy, ThreadPerCall("is not used"), *faults)
         self.begun_s: list[float] = []
-        """When each attempt began."""
+        """When each attempt started."""
         self._hangs = hangs
         self._hung: list[tuple[Callable[[], Any], asyncio.Future[Any]]] = []
         self._loop = VirtualLoop(self._call)
 
     def tell(self, story: Callable[[TimedBench, Upload], Awaitable[_T]]) -> _T:
-        """Tell a story of an upload."""
+        """Run the coroutine of an upload."""
 
         async def told() -> _T:
             return await story(self, self.uploader.begin("job", SETS))
@@ -89,7 +89,7 @@ class TimedBench(Bench):
             self._loop.close()
 
     def heal(self) -> None:
-        """Let the attempts that hang go on."""
+        """Release the hung attempts."""
         for call, attempt in self._hung:
             self._end(call, attempt)
         self._hung = []
@@ -157,7 +157,7 @@ def test_last_attempt_gets_its_time() -> None:
 
 
 def test_all_attempts_hang() -> None:
-    """I6: when no attempt ends in time, the upload fails; nothing waits for ever."""
+    """I6: when no attempt ends in time, the upload fails; no caller waits forever."""
 
     async def story(_: TimedBench, upload: Upload) -> float:
         with pytest.raises(UnavailableError, match="3 attempts"):
@@ -170,7 +170,7 @@ def test_all_attempts_hang() -> None:
 @pytest.mark.parametrize("kind", [FaultKind.FAIL_BEFORE, FaultKind.FAIL_AFTER])
 @pytest.mark.parametrize("failures", [1, 4])
 def test_error_is_retried(kind: FaultKind, failures: int) -> None:
-    """I6: errors are retried, not only time-outs; a lost response too. No attempt follows the one that succeeds."""
+    """I6: errors are retried like time-outs, and so is a lost response. No attempt follows the successful one."""
     policy = RetryPolicy(timeout_ms=10_000, attempts_max=5, delay_after_error_ms=1)
     with bench(policy, Fault("put", kind, times=failures)) as made:
         assert made.payloads(made.upload()) == [b"zero", b"one"]
@@ -179,7 +179,7 @@ def test_error_is_retried(kind: FaultKind, failures: int) -> None:
 
 
 def test_error_is_retried_after_delay() -> None:
-    """The attempt after an error waits, so that a store in trouble is not asked at once."""
+    """The attempt after an error is delayed, so that a failing store is not called again at once."""
     policy = RetryPolicy(timeout_ms=10_000, attempts_max=2, delay_after_error_ms=30)
     made = TimedBench(policy, Fault("put", FaultKind.FAIL_BEFORE))
 
@@ -188,7 +188,7 @@ def test_error_is_retried_after_delay() -> None:
 
 
 def test_attempt_after_time_out_does_not_wait() -> None:
-    """The delay is for errors: the attempt after one that is late starts at once, while the first goes on."""
+    """The delay applies to errors: the attempt after a late one starts at once, while the first continues."""
     policy = RetryPolicy(timeout_ms=1_000, attempts_max=2, delay_after_error_ms=3_600_000)
     made = TimedBench(policy, hangs=1)
 
@@ -198,7 +198,7 @@ def test_attempt_after_time_out_does_not_wait() -> None:
 
 
 def test_next_attempt_waits_for_time_out() -> None:
-    """The second attempt starts no earlier than the time that the first one has alone."""
+    """The second attempt starts no earlier than after the time reserved for the first one."""
     policy = RetryPolicy(timeout_ms=1_000, attempts_max=2, delay_after_error_ms=0)
     made = TimedBench(policy, hangs=1)
 
@@ -216,7 +216,7 @@ def test_single_attempt_is_not_repeated() -> None:
 
 
 def test_attempt_that_cannot_start_is_an_error() -> None:
-    """An executor that takes nothing more, as one without threads, fails the upload and leaves nothing counted."""
+    """An executor that accepts no more calls, for example without threads, fails the upload; no attempt is counted."""
     with bench(PATIENT) as made:
         made.executor.shutdown()
         with pytest.raises(RuntimeError, match="after shutdown"):
@@ -226,7 +226,7 @@ def test_attempt_that_cannot_start_is_an_error() -> None:
 
 
 def test_job_whose_uploads_hang_leaves_others_their_places() -> None:
-    """I6, B13: neither the slots nor the attempts of one job are all there are."""
+    """I6, B13: one job has neither all slots nor all attempts."""
 
     async def run(made: Bench) -> list[bool]:
         uploads = [asyncio.create_task(made.uploader.begin("hanging", SETS).stored()) for _ in range(20)]
@@ -235,7 +235,7 @@ def test_job_whose_uploads_hang_leaves_others_their_places() -> None:
         for upload in uploads:
             upload.cancel()
         await asyncio.gather(*uploads, return_exceptions=True)
-        made.uploader.slots = FairSlots(20)  # the threads hang on
+        made.uploader.slots = FairSlots(20)  # the threads still hang
         refused = [asyncio.ensure_future(made.uploader.attempt("hanging", "hanging/x", [b"x"])) for _ in range(8)]
         await asyncio.sleep(0)
         assert any(attempt.done() and "hang already" in str(attempt.result()) for attempt in refused)
@@ -252,7 +252,7 @@ def test_job_whose_uploads_hang_leaves_others_their_places() -> None:
 
 
 def test_winner_is_named() -> None:
-    """The upload tells which attempt stored the object, and how many were begun."""
+    """The result of an upload says which attempt stored the object, and how many were started."""
 
     async def story(_: TimedBench, upload: Upload) -> tuple[int, int]:
         await upload.stored()
@@ -262,7 +262,7 @@ def test_winner_is_named() -> None:
 
 
 def test_error_while_attempt_hangs() -> None:
-    """I6: a hung first and a failing second attempt leave the third one to win."""
+    """I6: after a hung first and a failing second attempt, the third one wins."""
     made = TimedBench(HEDGED, Fault("put", FaultKind.FAIL_BEFORE), hangs=1)
 
     assert made.tell(stored_payloads) == [b"zero", b"one"]
@@ -279,7 +279,7 @@ def test_all_attempts_fail() -> None:
 
 @pytest.mark.parametrize("error", [InvalidInputError("no"), ValueError("bug")])
 def test_lasting_error_is_not_retried(error: Exception) -> None:
-    """An error that a repetition cannot heal ends the upload at once, as it is."""
+    """An error that a retry cannot fix ends the upload at once, unchanged."""
     with bench(PATIENT, Fault("put", FaultKind.FAIL_BEFORE, error=lambda: error)) as made:
         with pytest.raises(type(error), match=str(error)):
             made.upload()
@@ -298,7 +298,7 @@ def test_damaged_payload_is_not_uploaded() -> None:
 
 
 def test_attempt_after_give_up_counts() -> None:
-    """I7: an attempt that ends well after its upload was given up has stored the batch, and this is noticed."""
+    """I7: an attempt that succeeds after its upload was given up has stored the batch, and the service notices it."""
 
     async def story(made: TimedBench, upload: Upload) -> bool:
         with pytest.raises(UnavailableError):
@@ -310,7 +310,7 @@ def test_attempt_after_give_up_counts() -> None:
 
 
 def test_failed_attempts_store_nothing() -> None:
-    """An upload whose every attempt failed is not taken for a stored one, whatever its late attempts raise."""
+    """An upload whose every attempt failed does not count as stored, whatever its late attempts raise."""
 
     async def story(made: TimedBench, upload: Upload) -> bool:
         with pytest.raises(UnavailableError):
@@ -323,7 +323,7 @@ def test_failed_attempts_store_nothing() -> None:
 
 
 def test_hung_uploads_let_others_pass() -> None:
-    """I6: uploads whose attempts hang for ever hold their slots no longer than one time-out, and nobody starves."""
+    """I6: uploads with attempts that hang forever hold their slots for at most one time-out; no upload starves."""
     slots = 2
 
     async def run(made: Bench) -> list[SegmentHandle]:
@@ -356,7 +356,7 @@ def test_slots_bound_uploads_at_once() -> None:
 
 
 def test_threads_of_hung_attempts_are_bounded() -> None:
-    """I6: a store that hangs altogether costs only so many threads; what comes then fails and is kept."""
+    """I6: a hung store occupies a bounded number of threads; later uploads fail, and their sets are kept."""
 
     async def run(made: Bench) -> None:
         hung = [asyncio.create_task(made.uploader.begin(job, SETS).stored()) for job in "abcdef"]
@@ -371,16 +371,16 @@ def test_threads_of_hung_attempts_are_bounded() -> None:
 
 
 def test_failed_attempt_keeps_no_bytes() -> None:
-    """I9: when an upload has failed, nothing but the book holds its bytes: no error, no traceback, no cycle."""
+    """I9: after a failed upload, only the change-set tracker holds its bytes: no error, traceback or cycle does."""
 
     class Payload(bytearray):
-        """Bytes that can be watched."""
+        """Bytes that can be weakly referenced."""
 
     payload = Payload(b"payload")
     watched = weakref.ref(payload)
     one = segment(payload=payload)
     fault = Fault("put", FaultKind.FAIL_BEFORE, times=None)
-    with bench(PATIENT, fault, executor=ThreadPerCall("test")) as made:  # whose threads keep nothing alive
+    with bench(PATIENT, fault, executor=ThreadPerCall("test")) as made:  # whose threads keep no references
 
         async def run(*segments: Segment) -> None:
             upload = made.uploader.begin("job", segments)

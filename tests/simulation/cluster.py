@@ -1,9 +1,9 @@
 """
-A simulated world: an object store that fails, two hosts whose processes crash, and drivers that compete for one job.
+A simulated cluster: an object store that fails, two hosts whose processes crash, and drivers that compete for one job.
 
-The store's calls take effect after a while and answer after another; a crash in between leaves a call without effect,
-in the middle of several, or with an effect that comes late. `World.contents` is the model: what the state is at every
-checkpoint that anybody ever asked for.
+The store's calls take effect after a delay and answer after another. A crash in between leaves a call without effect,
+interrupts a sequence of calls, or leaves a call whose effect comes late. `SimulatedCluster.contents` is the model: the
+state at every checkpoint that was ever requested.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ class _Cut(BaseException):
 
 
 class SimulatedStore(MemoryStore):
-    """Fails by chance: before the effect, after it, or with half an object; and at once where its caller is dead."""
+    """Fails at random: before the effect, after it, or with half an object; and at once if its caller is dead."""
 
     def __init__(self, chance: random.Random, clock: LoopClock) -> None:
         super().__init__(clock=clock, ids=FakeIds(0xFFFF))
@@ -94,13 +94,13 @@ class SimulatedStore(MemoryStore):
 class Process:
     """A service process on one host."""
 
-    def __init__(self, world: World, host: int) -> None:
-        self.world = world
+    def __init__(self, cluster: SimulatedCluster, host: int) -> None:
+        self.cluster = cluster
         self.host = host
-        self.died: asyncio.Future[None] = world.loop.create_future()
+        self.died: asyncio.Future[None] = cluster.loop.create_future()
         self.context = contextvars.copy_context()
         self.context.run(_PROCESS.set, self)
-        world.processes += 1
+        cluster.processes += 1
         settings = ServiceSettings(
             "memory://simulated",
             host_id=f"host-{host}",
@@ -111,20 +111,20 @@ class Process:
             retention=RetentionSettings(checkpoints_max=CHECKPOINTS_RETAINED, delay_s=30),
             gc=GcSettings(interval_s=30, age_min_s=31),
         )
-        ids, peers = FakeIds(world.processes), _Peers(world)
-        self.parts: Parts = self.context.run(compose, settings, world.store, world.clock, ids, peers)
+        ids, peers = FakeIds(cluster.processes), _Peers(cluster)
+        self.parts: Parts = self.context.run(compose, settings, cluster.store, cluster.clock, ids, peers)
 
     def start(self, work: Awaitable[T]) -> asyncio.Task[T]:
         """Run something in this process."""
-        return self.world.loop.create_task(_await(work), context=self.context)
+        return self.cluster.loop.create_task(_await(work), context=self.context)
 
     def crash(self) -> None:
-        """Die: nothing of it is answered any more, and another process takes its place."""
+        """Die: its pending requests are never answered, and another process replaces it."""
         self.died.set_result(None)
-        self.world.hosts[self.host] = Process(self.world, self.host)
+        self.cluster.hosts[self.host] = Process(self.cluster, self.host)
 
 
-class World:
+class SimulatedCluster:
     """Store, hosts and model of one run."""
 
     def __init__(self, seed: int) -> None:
@@ -142,7 +142,7 @@ class World:
         self._unanswered: list[asyncio.Future[Any]] = []
 
     def run(self, story: Awaitable[None]) -> None:
-        """Tell a story to its end."""
+        """Run a coroutine to its end."""
         asyncio.set_event_loop(self.loop)
         try:
             self.loop.run_until_complete(_await(story))
@@ -155,13 +155,13 @@ class World:
             self.loop.close()
 
     async def ask(self, host: int, request: Callable[[Parts], Awaitable[T]]) -> T:
-        """Send a request as a client does: again after a lost connection, a crash, or "not now"."""
+        """Send a request like a client: again after a lost connection, a crash, or an overload."""
         while True:
             process = self.hosts[host]
             await asyncio.sleep(self.chance.uniform(0, 0.005))
             task = process.start(request(process.parts))
             waiting: set[asyncio.Future[Any]] = {task, process.died}
-            if self.chance.random() < 0.02:  # the connection breaks, and the request goes on without its client
+            if self.chance.random() < 0.02:  # the connection breaks, and the request continues without its client
                 await asyncio.wait(waiting, timeout=self.chance.uniform(0, 0.05))
                 continue
             await asyncio.wait(waiting, return_when=asyncio.FIRST_COMPLETED)
@@ -174,14 +174,14 @@ class World:
                 await asyncio.sleep(self.chance.uniform(0.1, 1))
 
     async def crash_now_and_then(self, mean_s: float, times: int) -> None:
-        """Let processes die, one after the other."""
+        """Kill processes, one after the other."""
         for _ in range(times):
             await asyncio.sleep(self.chance.expovariate(1 / mean_s))
             self.chance.choice(self.hosts).crash()
             self.crashes += 1
 
     def ancestors(self, uid: str | None) -> set[str]:
-        """Return the uids of a checkpoint and of all before it."""
+        """Return the uids of a checkpoint and of all its ancestors."""
         found = set()
         while uid is not None:
             found.add(uid)
@@ -200,8 +200,8 @@ class World:
 
     def _take_effect(self, process: Process, function: Callable[[], Any], future: asyncio.Future[Any]) -> None:
         if process.died.done():
-            self._unanswered.append(future)  # who waits for it waits for ever, instead of being collected
-            # What was on its way may still arrive, all of it or the first calls only; nobody hears of it.
+            self._unanswered.append(future)  # its waiters wait forever, instead of being collected
+            # Pending calls may still arrive, all of them or only the first ones; no caller learns of it.
             self.store.calls_left = self.chance.choice((0, 0, 1, 2, 4, 8, 1000))
             try:
                 function()
@@ -239,10 +239,10 @@ class World:
 
 
 class _Peers(PeerClient):
-    """The way from one host to the other; `persist` is awaited where a real one blocks a thread."""
+    """The connection from one host to the other; `persist` is awaited where a real one blocks a thread."""
 
-    def __init__(self, world: World) -> None:
-        self._world = world  # nothing else is needed: no connection is ever opened
+    def __init__(self, cluster: SimulatedCluster) -> None:
+        self._cluster = cluster  # sufficient: no connection is ever opened
 
     def persist(
         self, url: str, job: str, refs: Sequence[ChangeSetRef], *, wait: bool, note: str | None = None
@@ -253,13 +253,13 @@ class _Peers(PeerClient):
     async def ask(
         self, url: str, job: str, refs: Sequence[ChangeSetRef], *, wait: bool, note: str | None = None
     ) -> list[SegmentHandle]:
-        """Ask the process that is there now; one that dies meanwhile is out of reach."""
-        process = self._world.hosts[HOSTS.index(url)]
+        """Call the current process of the host; a process that dies meanwhile is unreachable."""
+        process = self._cluster.hosts[HOSTS.index(url)]
         given = None if note is None else read_note(job, note).to_segment()
         task = process.start(process.parts.persister.persist_claimed(job, refs, wait=wait, note=given))
         waiting: set[asyncio.Future[Any]] = {task, process.died}
         await asyncio.wait(waiting, return_when=asyncio.FIRST_COMPLETED)
-        if process.died.done() or self._world.chance.random() < 0.02:
+        if process.died.done() or self._cluster.chance.random() < 0.02:
             raise LostChangesError(f"{url} cannot be reached")
         return task.result()
 
@@ -272,6 +272,6 @@ async def _await(work: Awaitable[T]) -> T:
 
 
 def _request_of_peer(function: Any) -> Awaitable[Any] | None:
-    """Return what to await instead of a blocking call to another host, or None for any other call."""
+    """Return the awaitable that replaces a blocking call to another host, or None for any other call."""
     peers = getattr(function.func, "__self__", None) if isinstance(function, partial) else None
     return peers.ask(*function.args, **function.keywords) if isinstance(peers, _Peers) else None

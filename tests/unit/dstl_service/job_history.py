@@ -1,4 +1,4 @@
-"""A job in a store, made step by step: objects, checkpoints, and time that passes when told."""
+"""A job in a store, built step by step: objects, checkpoints, and time that advances explicitly."""
 
 from __future__ import annotations
 
@@ -17,8 +17,8 @@ from storage.segment_format import encode_object
 from storage.testing import FakeClock, FakeIds
 
 
-class World:
-    """A job with a clock of its own, whose checkpoints and orphans are made step by step."""
+class JobHistory:
+    """A job with a clock of its own, whose checkpoints and orphans are created step by step."""
 
     def __init__(self, store: ObjectStore | None = None, host: int = 0) -> None:
         self.clock = FakeClock(1_000_000_000)
@@ -29,7 +29,7 @@ class World:
         self.epoch, self.newest = self.jobs.claim("test")
 
     def object(self, checkpoint_id: int) -> SegmentHandle:
-        """Store a segment object that nobody names yet."""
+        """Store a segment object that no manifest names yet."""
         set_id = ChangeSetId("job", "op", checkpoint_id, Writer(self.epoch, 1), 0, 0)
         buffers, entries = encode_object([Segment.of(set_id, KeyGroupRange(0, 127), 1, b"payload")])
         key = f"job/segments/host/{self.ids.unique_id()}.seg"
@@ -57,7 +57,7 @@ class World:
         )
 
     def compact(self, base: SegmentHandle, *handles: SegmentHandle) -> None:
-        """Complete the next checkpoint with these handles, upon a base that stands for all before."""
+        """Complete the next checkpoint with these handles, on a base that replaces all earlier ones."""
         assert self.newest is not None
         self.newest, _ = self.jobs.create(
             replace(
@@ -80,5 +80,5 @@ class World:
         )
 
     def stored(self) -> set[str]:
-        """Return the segment objects that are there."""
+        """Return the stored segment objects."""
         return {info.key for info in self.store.list("job/segments/")}

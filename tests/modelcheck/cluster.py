@@ -1,7 +1,7 @@
 """
-A job's world for the model check: one store, processes with clocks of their own, and what must hold.
+A job's cluster for the model check: one store, processes with clocks of their own, and the invariants.
 
-`Prepared` makes what came before a history once; each schedule begins with a copy of it.
+`History.prepare` runs once; each schedule starts with a copy of the prepared cluster.
 """
 
 from __future__ import annotations
@@ -27,26 +27,26 @@ class ProcessClock(Clock):
     A process's clock.
 
     Args:
-        world: The true time.
-        wrong_ms: By how much its wall time is ahead of that.
+        cluster: The true time.
+        wrong_ms: How far its wall time is ahead of that.
     """
 
-    def __init__(self, world: FakeClock, wrong_ms: int = 0) -> None:
-        self._world = world
+    def __init__(self, cluster: FakeClock, wrong_ms: int = 0) -> None:
+        self._cluster = cluster
         self._wrong_ms = wrong_ms
         self.waited_ms = 0
 
     def now_ms(self) -> int:
-        """Return what this process takes for the time."""
-        return self._world.now_ms() + self._wrong_ms
+        """Return the process's wall time."""
+        return self._cluster.now_ms() + self._wrong_ms
 
     def monotonic_ms(self) -> int:
-        """Return the time since the world began, and what this process has waited for its own timers."""
-        return self._world.monotonic_ms() + self.waited_ms
+        """Return the time since the cluster began, plus the time this process has waited for its own timers."""
+        return self._cluster.monotonic_ms() + self.waited_ms
 
 
-class World:
-    """Everything that one run of a history consists of."""
+class CheckedCluster:
+    """The store, the clock and the actors of one run of a history."""
 
     def __init__(self) -> None:
         self.clock = FakeClock()
@@ -62,38 +62,38 @@ class World:
         self.scheduler.add(name, run, process)
 
     def post(self, message: object) -> None:
-        """Let other actors know something."""
+        """Send a message to other actors."""
         self.scheduler.observe("post", len(self.mail))
         self.mail.append(message)
 
     def await_mail(self, count: int = 1) -> None:
-        """Wait until so much was posted."""
+        """Wait until this number of messages was posted."""
         self.scheduler.wait_until(lambda: len(self.mail) >= count, "waits for a message")
         self.scheduler.observe("mail", len(self.mail))
 
     def pass_time(self, *steps_ms: int) -> None:
-        """Let time pass; an actor of its own, so that it may pass at any moment."""
+        """Let time pass; an actor of its own, so that time may pass at any moment."""
         for step_ms in steps_ms:
             self.scheduler.yield_before(f"{step_ms // MINUTE_MS} minutes pass")
             self.clock.advance(step_ms)
 
     def completed(self, uid: str) -> None:
-        """Note that a checkpoint was reported to its driver."""
+        """Record that a checkpoint was reported to its driver."""
         self.oracle.reported.append(uid)
 
     def saved(self, name: str, ref: CheckpointRef) -> None:
-        """Note that a savepoint of a checkpoint was reported to whoever asked for it."""
+        """Record that a savepoint of a checkpoint was reported to its caller."""
         self.oracle.save(name, ref)
         self._judge(lambda: self.oracle.check("behind the report of savepoint " + name))
 
     def unsaved(self, name: str) -> None:
-        """Note that somebody is about to delete a savepoint, and may do so at any time from now on."""
+        """Record that a savepoint is about to be deleted, which may happen at any time from now on."""
         self.oracle.savepoints.pop(name, None)
         self.oracle.deleted.append(name)
 
-    def copy(self) -> World:
-        """Return a world in the same state, without the processes of this one."""
-        other = World()
+    def copy(self) -> CheckedCluster:
+        """Return a cluster in the same state, without the processes of this one."""
+        other = CheckedCluster()
         other.clock.advance(self.clock.monotonic_ms())
         other.store.load(self.store.objects())
         other.oracle = self.oracle.copy(other.store)
@@ -120,26 +120,26 @@ class World:
 @dataclass(frozen=True, slots=True)
 class History:
     """
-    What the actors of a history do.
+    The actions of a history.
 
     Args:
-        prepare: Makes what came before, without turns.
-        begin: Adds the actors to a copy of that world.
-        finish: Checks a world in which nobody can go on.
+        prepare: Creates the state before the history, without turns.
+        begin: Adds the actors to a copy of that cluster.
+        finish: Checks a cluster in which no actor can continue.
     """
 
-    prepare: Callable[[World], None]
-    begin: Callable[[World], None]
-    finish: Callable[[World], None]
+    prepare: Callable[[CheckedCluster], None]
+    begin: Callable[[CheckedCluster], None]
+    finish: Callable[[CheckedCluster], None]
 
     def maker(self) -> Callable[[], Run]:
-        """Return what begins the history anew."""
-        before = World()
+        """Return a function that starts the history again."""
+        before = CheckedCluster()
         self.prepare(before)
 
         def make() -> Run:
-            world = before.copy()
-            self.begin(world)
-            return Run(world.scheduler, world.state, lambda: self.finish(world))
+            cluster = before.copy()
+            self.begin(cluster)
+            return Run(cluster.scheduler, cluster.state, lambda: self.finish(cluster))
 
         return make

@@ -9,7 +9,7 @@ is built from the note. No I/O.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TypeAlias
 
@@ -119,7 +119,7 @@ class CheckpointBuilder:
         self,
         planned: PlannedCheckpoint,
         handles: Sequence[SegmentHandle],
-        of_note: Collection[SegmentHandle],
+        of_note: SegmentHandle | None,
         created_ms: int,
     ) -> Manifest:
         """
@@ -128,7 +128,7 @@ class CheckpointBuilder:
         Args:
             planned: Result of `plan`.
             handles: Handles of the sets, in the order of the request.
-            of_note: Handle of the note.
+            of_note: Handle of the note; None if it has none.
             created_ms: Time of creation.
         """
         note = planned.note
@@ -142,7 +142,7 @@ class CheckpointBuilder:
             segments=tuple(handles),
             earlier=() if note.start is None else tuple(note.start.log),
             materializations=() if note.start is None else note.start.materializations,
-            note=next((handle for handle in of_note if handle.object_key not in objects), None),
+            note=None if of_note is None or of_note.object_key in objects else of_note,
             under_way=planned.under_way,
             **header_of(note),
         )

@@ -21,7 +21,7 @@ from dstl_service.collection.background_work import BackgroundWork
 from dstl_service.collection.job_maintenance import JobMaintenance
 from dstl_service.formats.manifest import Manifest
 from dstl_service.intake.active_job import ActiveJob, ActiveJobs
-from dstl_service.intake.persister import Persister
+from dstl_service.intake.persister import Persisted, Persister
 from dstl_service.materialization.admission import Reported, check_form
 from dstl_service.materialization.materializer import Materializer
 from dstl_service.metrics.checkpoints import CheckpointMetrics
@@ -35,7 +35,6 @@ from storage.errors import (
     LostChangesError,
     NotFoundError,
 )
-from storage.model import SegmentHandle
 
 logger = logging.getLogger("dstl_service")
 
@@ -128,17 +127,14 @@ class Checkpointer:
         try:
             noted = await self._noted(job, checkpoint_id, request)
             durable = await self._persister.persist(job, request.refs, note=noted.segment)
-            handles, of_note = durable[: len(request.refs)], durable[len(request.refs) :]
-            check_writers(job.name, handles, request, checkpoint_id)
+            check_writers(job.name, durable.handles, request, checkpoint_id)
             durable_ms = self._clock.monotonic_ms()
             async with job.writing:
                 if job.turn != turn:
                     raise LostChangesError(
                         f"checkpoint {checkpoint_id} was begun again or aborted meanwhile", job=job.name
                     )
-                manifest, manifest_bytes = await self._in_thread(
-                    job.name, self._write_manifest, job, noted, handles, of_note
-                )
+                manifest, manifest_bytes = await self._in_thread(job.name, self._write_manifest, job, noted, durable)
         except (LostChangesError, NotFoundError):
             # Sets of a complete checkpoint are forgotten, its base may be deleted: a driver without an answer retries.
             made = await self._in_thread(job.name, job.store.find, checkpoint_id, request.uid, request.base)
@@ -152,7 +148,7 @@ class Checkpointer:
         self._pending.pop(job, None)
         job.wake()
         done_ms = self._clock.monotonic_ms()
-        objects = {handle.object_key: handle.object_size_bytes for handle in durable}
+        objects = {handle.object_key: handle.object_size_bytes for handle in durable.all_handles}
         self._metrics.checkpoints.labels(job.name).inc()
         self._metrics.checkpoint_seconds.observe((done_ms - started_ms) / 1000)
         logger.info(
@@ -208,10 +204,9 @@ class Checkpointer:
             raise
         return _builder_of(job).plan(checkpoint_id, request, base, reported, maintenance.replace)
 
-    def _write_manifest(
-        self, job: ActiveJob, planned: PlannedCheckpoint, handles: list[SegmentHandle], of_note: list[SegmentHandle]
-    ) -> tuple[Manifest, int]:
-        return job.store.create(_builder_of(job).manifest(planned, handles, of_note, self._clock.now_ms()))
+    def _write_manifest(self, job: ActiveJob, planned: PlannedCheckpoint, durable: Persisted) -> tuple[Manifest, int]:
+        made = _builder_of(job).manifest(planned, durable.handles, durable.note, self._clock.now_ms())
+        return job.store.create(made)
 
 
 def _builder_of(job: ActiveJob) -> CheckpointBuilder:

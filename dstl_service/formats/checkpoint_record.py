@@ -18,7 +18,7 @@ No I/O.
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -99,8 +99,13 @@ class CheckpointRecord:
 
 
 def is_note(set_id: ChangeSetId) -> bool:
-    """Return whether a segment is a checkpoint's note: no task sent it, no table requests it, no metric counts it."""
+    """Return whether a segment is a checkpoint's note, which no task sent and no table requests."""
     return set_id.operator == NOTE_OPERATOR
+
+
+def sent_by_tasks(ids: Iterable[ChangeSetId]) -> list[ChangeSetId]:
+    """Return the ids without those of notes, which no metric, message or cache includes."""
+    return [set_id for set_id in ids if not is_note(set_id)]
 
 
 def note_of(

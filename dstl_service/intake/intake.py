@@ -14,7 +14,7 @@ from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from dataclasses import dataclass
 from typing import Any
 
-from dstl_service.formats.checkpoint_record import is_note
+from dstl_service.formats.checkpoint_record import sent_by_tasks
 from dstl_service.intake.active_job import ActiveJob, ActiveJobs
 from dstl_service.intake.in_flight_limiter import FIRST_BYTES_MAX, InFlightLimiter, Place
 from dstl_service.metrics.intake import IntakeMetrics
@@ -191,7 +191,8 @@ class Intake:
             LostChangesError: A set is not held.
             OverloadedError: Too many notes wait to be stored.
         """
-        if note is not None and sum(map(is_note, job.book.unstored)) >= NOTES_MAX:
+        unstored = [] if note is None else job.book.unstored
+        if len(unstored) - len(sent_by_tasks(unstored)) >= NOTES_MAX:
             raise OverloadedError(f"{NOTES_MAX} notes of job {job.name!r} wait to be stored; retry later")
         wanted = list(ids)
         if wanted:
@@ -247,8 +248,7 @@ class Intake:
     def close(self) -> None:
         """Give up all change sets that are not durable, and log their number."""
         for job in self._jobs:
-            lost = sum(not is_note(set_id) for set_id in job.book.unstored)
-            if lost:
+            if lost := len(sent_by_tasks(job.book.unstored)):
                 logger.warning(
                     "change sets were given up at the stop; batches that need them are executed again",
                     extra={"job": job.name, "change_sets": lost},
@@ -286,7 +286,7 @@ class Intake:
 
     async def _upload(self, job: ActiveJob, batch: list[Segment]) -> None:
         self._metrics.uploads.labels(job.name).inc()
-        self._metrics.batch_sets.observe(sum(not is_note(segment.id) for segment in batch))
+        self._metrics.batch_sets.observe(len(sent_by_tasks(segment.id for segment in batch)))
         started_ms = self._clock.monotonic_ms()
         upload: Upload | None = None
         try:
@@ -325,9 +325,9 @@ class Intake:
         self._room.freed()
 
     def _uploaded(self, job: ActiveJob, batch: list[Segment], handles: list[SegmentHandle]) -> None:
-        for handle, segment in zip(handles, batch, strict=True):
-            if not is_note(segment.id):
-                self._cache.put(handle, segment.payload)
+        payloads = {segment.id: (handle, segment.payload) for handle, segment in zip(handles, batch, strict=True)}
+        for set_id in sent_by_tasks(payloads):
+            self._cache.put(*payloads[set_id])
         job.book.uploaded(handles)
         self._cache.leave_room(self._jobs.in_flight_bytes)
 
@@ -340,7 +340,7 @@ class Intake:
 def _fields_of(batch: Sequence[Segment]) -> dict[str, Any]:
     """Return the log fields of a batch: job, newest checkpoint and epoch, attempts, number of sets without notes."""
     ids = [segment.id for segment in batch]
-    sent = [set_id for set_id in ids if not is_note(set_id)]
+    sent = sent_by_tasks(ids)
     return {
         "job": ids[0].job,
         "checkpoint_id": max(set_id.checkpoint_id for set_id in ids),

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 
 from dstl_service.intake.active_job import ActiveJob, ActiveJobs
 from dstl_service.intake.handle_check import HandleCheck, check_note_handle, checked_handle
@@ -17,6 +17,30 @@ from dstl_service.peers.calls import PeerCalls
 from dstl_service.wire import NOTE_CHARS_MAX, ChangeSetRef
 from storage.errors import InvalidInputError, LostChangesError, UnavailableError
 from storage.model import Segment, SegmentHandle
+
+
+@dataclass(frozen=True, slots=True)
+class Persisted:
+    """
+    Result of a request to make change sets durable.
+
+    Args:
+        handles: Handles of the sets, in the order of their references; none if nobody waited for them.
+        note: Handle of the note, if there was one.
+    """
+
+    handles: list[SegmentHandle]
+    note: SegmentHandle | None = None
+
+    @classmethod
+    def of(cls, handles: Sequence[SegmentHandle], sets: int) -> Persisted:
+        """Return the result for handles of this many sets, and of a note after them if there is one more."""
+        return cls(list(handles[:sets]), handles[sets] if len(handles) > sets else None)
+
+    @property
+    def all_handles(self) -> list[SegmentHandle]:
+        """The handles of the sets, then the note's."""
+        return self.handles if self.note is None else [*self.handles, self.note]
 
 
 class Persister:
@@ -42,50 +66,52 @@ class Persister:
 
     async def persist_claimed(
         self, name: str, refs: Sequence[ChangeSetRef], *, wait: bool = True, note: Segment | None = None
-    ) -> list[SegmentHandle]:
+    ) -> Persisted:
         """Like `persist`, for a caller's claim of job and epoch; `NotFoundError` if the store lacks them."""
         epochs = [ref.epoch for ref in refs] + ([note.id.writer.epoch] if note is not None else [])
         if not epochs:
-            return []
+            return Persisted([])
         job = await self._jobs.known(name, max(epochs))
         return await self.persist(job, refs, wait=wait, note=note)
 
     async def persist(
         self, job: ActiveJob, refs: Sequence[ChangeSetRef], *, wait: bool = True, note: Segment | None = None
-    ) -> list[SegmentHandle]:
+    ) -> Persisted:
         """
-        Make change sets durable, those of other services too; return their handles in order, then the note's.
+        Make change sets durable, those of other services too; with `wait` false, only start the uploads.
 
-        With `wait` false, only start the uploads and return an empty list. The note is stored with the sets that this
-        service holds; if it holds none, and the note is at most `NOTE_CHARS_MAX` long, another service stores it.
+        The note is stored with the sets that this service holds; if it holds none, and the note is at most
+        `NOTE_CHARS_MAX` long, another service stores it.
 
         Raises:
             LostChangesError: A set is lost with the process that received it, or is not stored where its handle says.
             UnavailableError: The upload failed; nothing is lost, ask again.
             InvalidInputError: A handle belongs to another set, or an address is not that of a service of this storage.
         """
-        here = [ref for ref in refs if ref.handle is None and ref.service_id == self._service_id]
-        away = [ref for ref in refs if ref.handle is None and ref.service_id != self._service_id]
         found = {
-            id(ref): checked_handle(job.name, ref, SegmentHandle.from_dict(ref.handle))
-            for ref in refs
+            place: checked_handle(job.name, ref, SegmentHandle.from_dict(ref.handle))
+            for place, ref in enumerate(refs)
             if ref.handle is not None
         }
+        here = [place for place, ref in enumerate(refs) if place not in found and ref.service_id == self._service_id]
+        away = sorted(set(range(len(refs))) - found.keys() - set(here))
         self._handles.begin(job.name, found.values())
         is_note_here = bool(here) or not away or (note is not None and note.size_bytes > NOTE_CHARS_MAX)
-        ids = self._intake.request(job, [ref.change_set_id(job.name) for ref in here], note if is_note_here else None)
-        remote = self._persist_away(job.name, away, wait=wait, note=None if is_note_here else note)
+        here_ids = [refs[place].change_set_id(job.name) for place in here]
+        ids = self._intake.request(job, here_ids, note if is_note_here else None)
+        remote = self._persist_away(
+            job.name, [refs[place] for place in away], wait=wait, note=None if is_note_here else note
+        )
         if not wait:
             await remote
-            return []
-        of_note: list[SegmentHandle] = []
-        own, others, _ = await asyncio.gather(
+            return Persisted([])
+        stored, others, _ = await asyncio.gather(
             self._intake.durable(job, ids), remote, self._handles.check(job.name, found.values())
         )
-        for owned, handles in ((here, own), (away, others)):
-            found.update({id(ref): handle for ref, handle in zip(owned, handles, strict=False)})
-            of_note += handles[len(owned) :]
-        return [*(found[id(ref)] for ref in refs), *of_note]
+        own = Persisted.of(stored, len(here))
+        found.update(zip(here, own.handles, strict=True))
+        found.update(zip(away, others.handles, strict=True))
+        return Persisted([found[place] for place in range(len(refs))], own.note or others.note)
 
     async def held(self, job: ActiveJob, refs: Sequence[ChangeSetRef]) -> list[Segment] | list[SegmentHandle]:
         """
@@ -99,43 +125,43 @@ class Persister:
             held = job.book.held([ref.change_set_id(job.name) for ref in refs])
             if held is not None:
                 return held
-        return await self.persist(job, refs)
+        return (await self.persist(job, refs)).handles
 
     async def _persist_away(
         self, name: str, refs: Sequence[ChangeSetRef], *, wait: bool, note: Segment | None
-    ) -> list[SegmentHandle]:
+    ) -> Persisted:
         """Call each service of another host once for the sets that it holds; the first one stores the note."""
-        hosts: dict[str, list[ChangeSetRef]] = {}
-        for ref in refs:
+        hosts: dict[str, list[int]] = {}
+        for place, ref in enumerate(refs):
             if ref.service_url is None:
                 raise LostChangesError(
                     f"a change set of checkpoint {ref.checkpoint_id} was held by a service process that is gone; the "
                     "batch must be executed again",
                     job=name,
                 )
-            hosts.setdefault(ref.service_url, []).append(ref)
-        asked: dict[str, list[ChangeSetRef]] = {}
-        for url, owned in hosts.items():
-            asked.setdefault(await self._peers.origin_of(name, url), []).extend(owned)
-        notes = [note if not number else None for number in range(len(asked))]
+            hosts.setdefault(ref.service_url, []).append(place)
+        asked: dict[str, list[int]] = {}
+        for url, places in hosts.items():
+            asked.setdefault(await self._peers.origin_of(name, url), []).extend(places)
+        notes = [note, *[None] * len(asked)]
         answers = await asyncio.gather(
             *(
-                self._ask(origin, name, owned, wait=wait, note=part)
-                for (origin, owned), part in zip(asked.items(), notes, strict=True)
+                self._ask(origin, name, [refs[place] for place in places], wait=wait, note=part)
+                for (origin, places), part in zip(asked.items(), notes, strict=False)
             )
         )
         if not wait:
-            return []
-        found: dict[int, SegmentHandle] = {}
-        of_note: list[SegmentHandle] = []
-        for owned, handles in zip(asked.values(), answers, strict=True):
-            found.update({id(ref): handle for ref, handle in zip(owned, handles, strict=False)})
-            of_note += handles[len(owned) :]
-        return [*(found[id(ref)] for ref in refs), *of_note]
+            return Persisted([])
+        found = {
+            place: handle
+            for places, answer in zip(asked.values(), answers, strict=True)
+            for place, handle in zip(places, answer.handles, strict=True)
+        }
+        return Persisted([found[place] for place in range(len(refs))], answers[0].note if answers else None)
 
     async def _ask(
         self, origin: str, name: str, refs: Sequence[ChangeSetRef], *, wait: bool, note: Segment | None
-    ) -> list[SegmentHandle]:
+    ) -> Persisted:
         """Call one service; check that its handles belong to the sets and the note of the request."""
         # Without a URL in the references the called service calls no other: the successor of the process that received
         # a set would otherwise call itself for ever.
@@ -143,7 +169,7 @@ class Persister:
         text = None if note is None else str(note.payload, "ascii")
         handles = await self._peers.persist(origin, name, wanted, wait=wait, note=text)
         if not wait:
-            return []
+            return Persisted([])
         try:
             expected = len(refs) + (note is not None)
             if len(handles) != expected:
@@ -154,4 +180,4 @@ class Persister:
                 check_note_handle(name, note, handles[-1])
         except InvalidInputError as error:
             raise UnavailableError(f"service {origin} answered with wrong handles: {error.message}") from None
-        return handles
+        return Persisted.of(handles, len(refs))

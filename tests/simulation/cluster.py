@@ -261,7 +261,7 @@ class _Peers(PeerClient):
         await asyncio.wait(waiting, return_when=asyncio.FIRST_COMPLETED)
         if process.died.done() or self._cluster.chance.random() < 0.02:
             raise LostChangesError(f"{url} cannot be reached")
-        return task.result()
+        return task.result().all_handles
 
 
 _PROCESS: contextvars.ContextVar[Process] = contextvars.ContextVar("process")

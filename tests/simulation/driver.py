@@ -128,7 +128,7 @@ class CompetingDriver:
         if self._chance.random() < 0.5:
             await self._ask(lambda parts: parts.persister.persist_claimed(JOB, refs, wait=False))
         if self._chance.random() < 0.4:
-            handles = await self._ask(lambda parts: parts.persister.persist_claimed(JOB, refs))
+            handles = (await self._ask(lambda parts: parts.persister.persist_claimed(JOB, refs))).handles
             self._check_readable(handles)
             if self._chance.random() < 0.7:
                 refs = [replace(ref, handle=handle.to_dict()) for ref, handle in zip(refs, handles, strict=True)]

@@ -70,5 +70,5 @@ async def persist(job: JobName, body: PersistRequest, parts: ServiceParts) -> Pe
     """Make change sets durable and return their handles, or only start to with `wait` false."""
     # A note may have megabytes; parsing it on the event loop would delay a hundred requests.
     note = None if body.note is None else await parts.note_threads.run(job, received_segment, job, body.note)
-    handles = await parts.persister.persist_claimed(job, body.refs, wait=body.wait, note=note)
-    return PersistResponse([handle.to_dict() for handle in handles])
+    persisted = await parts.persister.persist_claimed(job, body.refs, wait=body.wait, note=note)
+    return PersistResponse([handle.to_dict() for handle in persisted.all_handles])

@@ -31,7 +31,7 @@ def unchanged(view: StateView, _: UnderWay) -> tuple[StateView, tuple[str, ...]]
 def test_nothing_but_sets_is_a_delta() -> None:
     """Where nothing replaces a part of the log, the manifest holds only the checkpoint's additions."""
     planned = BUILDER.plan(7, REQUEST, BASE, Reported(), unchanged)
-    made = BUILDER.manifest(planned, handles_of([segment(checkpoint_id=7)]), [], 5)
+    made = BUILDER.manifest(planned, handles_of([segment(checkpoint_id=7)]), None, 5)
 
     assert (made.kind, made.earlier, made.base, len(made.segments)) == (ManifestKind.DELTA, (), REF, 1)
     assert planned.note.start is None
@@ -40,7 +40,7 @@ def test_nothing_but_sets_is_a_delta() -> None:
 def test_taken_snapshot_makes_a_complete_manifest() -> None:
     """An accepted snapshot replaces the log up to its checkpoint, in the note and in the manifest."""
     planned = BUILDER.plan(7, REQUEST, BASE, Reported(taken=[TAKEN]), unchanged)
-    made = BUILDER.manifest(planned, [], [], 5)
+    made = BUILDER.manifest(planned, [], None, 5)
 
     assert (made.kind, made.materializations, made.earlier) == (ManifestKind.COMPLETE, (TAKEN,), (LOG[1],))
     assert planned.note.start == StateView((TAKEN,), [LOG[1]])
@@ -76,8 +76,8 @@ def test_note_is_named_only_where_its_object_is_not() -> None:
     planned = BUILDER.plan(7, REQUEST, BASE, Reported(), unchanged)
     (note,) = handles_of([planned.segment], "job/segments/host/note.seg")
 
-    assert BUILDER.manifest(planned, LOG, [note], 5).note == note
-    assert BUILDER.manifest(planned, [note], [note], 5).note is None
+    assert BUILDER.manifest(planned, LOG, note, 5).note == note
+    assert BUILDER.manifest(planned, [note], note, 5).note is None
 
 
 @pytest.mark.parametrize(("checkpoint_id", "base"), [(1, None), (6, REF), (8, REF)])

@@ -332,7 +332,7 @@ def test_strange_references_are_refused(strange: str) -> None:
 
     async def story(parts: Parts) -> None:
         ref = parts.intake.append(segment(), preemptive=False)
-        (handle,) = await parts.persister.persist_claimed("job", [ref])
+        (handle,) = (await parts.persister.persist_claimed("job", [ref])).handles
         refs: Iterable[ChangeSetRef] = {
             "other set": [replace(ref, sqn=1, handle=handle.to_dict())],
             "other job's object": [replace(ref, handle={**handle.to_dict(), "object": "other/segments/host/1.seg"})],

@@ -13,12 +13,12 @@ from starlette.types import Receive, Scope
 
 from dstl_service.composition import Parts
 from dstl_service.http.errors import BodyTimeoutError
+from dstl_service.http.task_requests import AppendRequest
 from dstl_service.intake.in_flight_limiter import Place
 from dstl_service.intake.intake import Intake
 from dstl_service.wire import NAME_PATTERN, ChangeSetRef
 from storage.errors import InvalidInputError
-from storage.key_groups import KeyGroupRange
-from storage.model import ChangeSetId, Segment
+from storage.model import Segment
 from storage.validation import NUMBER_MAX
 
 BODY_WAIT_S = 30.0
@@ -48,13 +48,7 @@ async def take_in(
     intake: Intake,
     scope: Scope,
     receive: Receive,
-    set_id: ChangeSetId,
-    key_groups: KeyGroupRange,
-    count: int,
-    checksum: int,
-    *,
-    preemptive: bool,
-    job_uid: str = "",
+    request: AppendRequest,
 ) -> ChangeSetRef:
     """
     Wait for room, read the body, which is one change set, and append it.
@@ -69,10 +63,11 @@ async def take_in(
     length = next((value for name, value in scope["headers"] if name == b"content-length"), b"")
     if not length.isdigit():
         raise InvalidInputError(f"a change set needs a content-length of at most {intake.change_set_bytes_max} bytes")
-    await intake.admit(set_id, job_uid)
-    async with intake.room_for(set_id, int(length)) as place:
+    await intake.admit(request.set_id, request.job_uid)
+    async with intake.room_for(request.set_id, int(length)) as place:
         payload = await _collect_body(receive, int(length), place)
-        return intake.append(Segment(set_id, key_groups, count, payload, checksum), preemptive=preemptive)
+        segment = Segment(request.set_id, request.key_groups, request.count, payload, request.checksum)
+        return intake.append(segment, preemptive=request.is_preemptive)
 
 
 async def _collect_body(receive: Receive, size_bytes_max: int, place: Place) -> bytes:

@@ -5,18 +5,35 @@ from __future__ import annotations
 from typing import Annotated
 
 from fastapi import APIRouter, Query, Request
+from pydantic import BaseModel, Field
 
 from dstl_service.formats.checkpoint_record import received_segment
 from dstl_service.http.requests import IN_DIGITS, JobName, ServiceParts, take_in
+from dstl_service.http.task_requests import AppendRequest
 from dstl_service.wire import NAME, NAME_PATTERN, ChangeSetRef, PersistRequest, PersistResponse
-from storage.key_groups import KeyGroupRange
-from storage.model import ChangeSetId, Writer
 from storage.validation import COUNT_MAX, KEY_GROUP_MAX, NUMBER_MAX
 
 router = APIRouter(prefix="/v1/jobs/{job}", tags=["change sets"])
 
-_Number = Annotated[int, IN_DIGITS, Query(ge=0, le=NUMBER_MAX)]
-_KeyGroup = Annotated[int, IN_DIGITS, Query(ge=0, le=KEY_GROUP_MAX)]
+_Number = Annotated[int, IN_DIGITS, Field(ge=0, le=NUMBER_MAX)]
+_KeyGroup = Annotated[int, IN_DIGITS, Field(ge=0, le=KEY_GROUP_MAX)]
+
+
+class _AppendParameters(BaseModel):
+    """Parameters of `append` as the OpenAPI document has them; `AppendRequest` parses them."""
+
+    operator: Annotated[str, Field(pattern=NAME_PATTERN)]
+    checkpoint_id: _Number
+    epoch: _Number
+    attempt: _Number
+    partition: _KeyGroup
+    sqn: _Number
+    first_key_group: _KeyGroup
+    last_key_group: _KeyGroup
+    count: Annotated[int, IN_DIGITS, Field(ge=0, le=COUNT_MAX)]
+    checksum: Annotated[str, Field(pattern=r"^[0-9a-f]{16}$", description="XXH3-64 of the body, 16 hex digits.")]
+    preemptive: bool = False
+    job_uid: Annotated[str, Field(pattern=rf"^({NAME})?$", description="Of the job that is meant.")] = ""
 
 
 @router.post(
@@ -29,40 +46,15 @@ _KeyGroup = Annotated[int, IN_DIGITS, Query(ge=0, le=KEY_GROUP_MAX)]
     },
 )
 async def append(
-    job: JobName,
-    request: Request,
-    parts: ServiceParts,
-    operator: Annotated[str, Query(pattern=NAME_PATTERN)],
-    checkpoint_id: _Number,
-    epoch: _Number,
-    attempt: _Number,
-    partition: Annotated[int, IN_DIGITS, Query(ge=0, le=KEY_GROUP_MAX)],
-    sqn: _Number,
-    first_key_group: _KeyGroup,
-    last_key_group: _KeyGroup,
-    count: Annotated[int, IN_DIGITS, Query(ge=0, le=COUNT_MAX)],
-    checksum: Annotated[str, Query(pattern=r"^[0-9a-f]{16}$", description="XXH3-64 of the body, 16 hex digits.")],
-    preemptive: bool = False,
-    job_uid: Annotated[str, Query(pattern=rf"^({NAME})?$", description="Of the job that is meant.")] = "",
+    job: JobName, request: Request, parts: ServiceParts, _declared: Annotated[_AppendParameters, Query()]
 ) -> ChangeSetRef:
     """
     Take one change set in. The answer means *received*: it dies with this process until it is persisted.
 
     Sending the same set again is harmless. A `preemptive` set is uploaded without waiting for the checkpoint.
     """
-    set_id = ChangeSetId(job, operator, checkpoint_id, Writer(epoch, attempt), partition, sqn)
-    key_groups = KeyGroupRange(first_key_group, last_key_group)
-    return await take_in(
-        parts.intake,
-        request.scope,
-        request.receive,
-        set_id,
-        key_groups,
-        count,
-        int(checksum, 16),
-        preemptive=preemptive,
-        job_uid=job_uid,
-    )
+    parsed = AppendRequest.parse(job, request.scope["query_string"])
+    return await take_in(parts.intake, request.scope, request.receive, parsed)
 
 
 @router.post("/persist")

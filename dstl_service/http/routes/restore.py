@@ -5,18 +5,19 @@ from __future__ import annotations
 from collections.abc import AsyncIterator, Callable, Iterator
 from typing import Annotated
 
-from fastapi import APIRouter, Query, Response
+from fastapi import APIRouter, Query, Request, Response
 from fastapi.responses import StreamingResponse
 from prometheus_client import Gauge
+from pydantic import BaseModel, Field
 from starlette.types import Receive, Scope, Send
 
 from dstl_service.composition import Parts
 from dstl_service.http.requests import IN_DIGITS, JobName, ServiceParts
+from dstl_service.http.task_requests import RestoreRequest
 from dstl_service.materialization.pending import Offer
 from dstl_service.restore.plan import RestorePlan
 from dstl_service.wire import (
     NAME_PATTERN,
-    CheckpointRef,
     EndFrame,
     ErrorFrame,
     FileFrame,
@@ -30,28 +31,31 @@ from dstl_service.wire import (
 )
 from storage.checksum import BytesLike
 from storage.errors import DstlError, NotFoundError
-from storage.key_groups import KeyGroupRange
 from storage.model import ChangeSetId
 from storage.validation import KEY_GROUP_MAX
 
 router = APIRouter(prefix="/v1/jobs/{job}", tags=["restore"])
 
-_KeyGroup = Annotated[int, IN_DIGITS, Query(ge=0, le=KEY_GROUP_MAX)]
-_RefText = Annotated[str, Query(pattern=r"^[0-9]{1,19}\.[0-9]{1,18}\.[0-9A-Za-z_-]{1,64}$")]
+_KeyGroup = Annotated[int, IN_DIGITS, Field(ge=0, le=KEY_GROUP_MAX)]
+_RefText = Annotated[str, Field(pattern=r"^[0-9]{1,19}\.[0-9]{1,18}\.[0-9A-Za-z_-]{1,64}$")]
 _MEDIA_TYPE = "application/vnd.dstl.frames"
 _AT_ONCE_BYTES_MAX = 1 << 20
 """Up to this size, such as the last batch's change set, the answer is one piece: a stream costs three times as much."""
 
 
+class _RestoreParameters(BaseModel):
+    """Parameters of `restore` as the OpenAPI document has them; `RestoreRequest` parses them."""
+
+    operator: Annotated[str, Field(pattern=NAME_PATTERN)]
+    first_key_group: _KeyGroup
+    last_key_group: _KeyGroup
+    to: _RefText
+    have: _RefText | None = None
+
+
 @router.get("/restore", response_class=StreamingResponse, responses={200: {"content": {_MEDIA_TYPE: {}}}})
 async def restore(
-    job: JobName,
-    parts: ServiceParts,
-    operator: Annotated[str, Query(pattern=NAME_PATTERN)],
-    first_key_group: _KeyGroup,
-    last_key_group: _KeyGroup,
-    to: _RefText,
-    have: _RefText | None = None,
+    job: JobName, parts: ServiceParts, request: Request, _declared: Annotated[_RestoreParameters, Query()]
 ) -> Response:
     """
     Stream what leads a table of these key groups from version `have` (none: empty) to checkpoint `to`.
@@ -69,10 +73,7 @@ async def restore(
     Instead of the rest there may be one ``error``; or one ``gone``: what led from `have` was deleted with checkpoints
     that were subsumed, so the table must be emptied and everything asked for.
     """
-    key_groups = KeyGroupRange(first_key_group, last_key_group)
-    return await answer_restore(
-        parts, job, operator, key_groups, CheckpointRef.parse(have) if have else None, CheckpointRef.parse(to)
-    )
+    return await answer_restore(parts, job, RestoreRequest.parse(request.scope["query_string"]))
 
 
 @router.post("/read", response_class=StreamingResponse, responses={200: {"content": {_MEDIA_TYPE: {}}}})
@@ -95,16 +96,11 @@ def _set_frames(sets: Iterator[tuple[ChangeSetId, int, BytesLike]]) -> Iterator[
     yield write_frame(EndFrame())
 
 
-async def answer_restore(
-    parts: Parts,
-    job: str,
-    operator: str,
-    key_groups: KeyGroupRange,
-    from_checkpoint: CheckpointRef | None,
-    to_checkpoint: CheckpointRef,
-) -> Response:
+async def answer_restore(parts: Parts, job: str, request: RestoreRequest) -> Response:
     """Return the answer to a restore: a stream, or one piece if it is small."""
-    plan, offer = await parts.restores.plan(job, operator, key_groups, from_checkpoint, to_checkpoint)
+    plan, offer = await parts.restores.plan(
+        job, request.operator, request.key_groups, request.from_checkpoint, request.to_checkpoint
+    )
     running = parts.metrics.restores.restores_running.labels(job)
     frames = _frames(parts, plan, offer, parts.metrics.restores.restored_bytes.labels(job).inc)
     if plan.size_bytes > _AT_ONCE_BYTES_MAX:

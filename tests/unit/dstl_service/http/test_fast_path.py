@@ -1,4 +1,4 @@
-"""The fast path of appends and restores: which requests it accepts, and that it answers like the route."""
+"""The fast path of appends and restores: which requests it accepts, what it answers, and what the routes refuse."""
 
 from __future__ import annotations
 
@@ -34,17 +34,9 @@ QUERY: dict[str, Any] = {
 }
 
 
-def both_ways(life: Life, payload: bytes = PAYLOAD, **changes: Any) -> tuple[Any, Any]:
-    """Send a set by the fast path and, with its parameters in another order, by the route; return both answers."""
-    query = {**QUERY, **changes}
-    path = f"{life.path}/change-sets"
-    short = life.client.post(path, params=query, content=payload)
-    return short, life.client.post(path, params=dict(reversed(query.items())), content=payload)
-
-
-def turned(query: dict[str, str | int]) -> dict[str, str | int]:
-    """Return a query with its parameters in another order."""
-    return dict(reversed(query.items()))
+def send(life: Life, payload: bytes = PAYLOAD, **changes: Any) -> Any:
+    """Send a set; return the answer."""
+    return life.client.post(f"{life.path}/change-sets", params={**QUERY, **changes}, content=payload)
 
 
 def way_of(query: str, path: str = "/v1/jobs/job/change-sets", method: str = "POST") -> str:
@@ -71,8 +63,8 @@ class TestWhichWay:
     """Which requests are in the client's own form, and which are left to the route."""
 
     def test_form_of_client_is_short(self) -> None:
-        """The client's own form, with or without the last parameter, takes the fast path."""
-        assert way_of(text_of(QUERY)) == "short"
+        """Parameters in any order, with or without the optional one, take the fast path."""
+        assert way_of(text_of(QUERY)) == way_of(text_of(dict(reversed(QUERY.items())))) == "short"
         assert way_of(text_of(QUERY).removesuffix("&preemptive=false")) == "short"
 
     @pytest.mark.parametrize(
@@ -92,13 +84,26 @@ class TestWhichWay:
     @pytest.mark.parametrize(
         ("name", "value"),
         [
-            *((name, value) for name in QUERY for value in ("", "%30", "x/y", "ü", "0\n")),
+            *((name, value) for name in QUERY for value in ("", "%2f", "x/y", "ü", "0\n", "+0")),
             *((name, value) for name in QUERY if name != "operator" for value in ("-1", "1.0", "9" * 17)),
         ],
     )
     def test_odd_parameters_go_to_route(self, name: str, value: str) -> None:
         """A parameter that is no plain value is judged by the route."""
         assert way_of(text_of({**QUERY, name: value})) == "route"
+
+    @pytest.mark.parametrize("name", QUERY)
+    def test_missing_and_repeated_parameters_are_refused(self, name: str) -> None:
+        """A parameter that is missing or given twice, even with the same value, is named by the refusal."""
+        without = {key: value for key, value in QUERY.items() if key != name}
+        queries = [f"{text_of(QUERY)}&{name}={QUERY[name]}"] + [text_of(without)] * (name != "preemptive")
+        with service(MemoryStore()) as life:
+            life.open()
+            for query in queries:
+                assert way_of(query) == "route"
+                answer = life.client.post(f"{life.path}/change-sets?{query}", content=PAYLOAD)
+                assert (answer.status_code, answer.json()["kind"]) == (400, "invalid_input")
+                assert name in answer.json()["message"]
 
     @pytest.mark.parametrize("value", [32_768, 2**53])
     @pytest.mark.parametrize("name", ["partition", "last_key_group"])
@@ -120,9 +125,9 @@ class TestNumbers:
         with service(MemoryStore()) as life:
             life.open()
             for name in NUMBERS:
-                for answer in both_ways(life, PAYLOAD, **{name: value}):
-                    assert (answer.status_code, answer.json()["kind"]) == (400, "invalid_input"), name
-                    assert f"query.{name}: " in answer.json()["message"]
+                answer = send(life, PAYLOAD, **{name: value})
+                assert (answer.status_code, answer.json()["kind"]) == (400, "invalid_input"), name
+                assert f"query.{name}: " in answer.json()["message"]
 
     @pytest.mark.parametrize("value", [value for value in NO_NUMBERS if value])
     def test_other_forms_are_refused_elsewhere(self, value: str) -> None:
@@ -139,26 +144,26 @@ class TestNumbers:
             assert [answer.status_code for answer in answers] == [400] * 4
 
 
-class TestSameAnswer:
-    """Both paths give the same answers."""
+class TestAppends:
+    """What the fast path answers to appends."""
 
     def test_set_is_taken_once(self) -> None:
-        """I8: a set that arrives by both paths is the same set, with the same reference."""
+        """I8: a set that is sent twice is the same set, with the same reference."""
         with service(MemoryStore()) as life:
             life.open()
-            short, route = both_ways(life)
+            first, second = send(life), send(life)
 
-            assert (short.status_code, route.status_code) == (200, 200)
-            assert short.json() == route.json()
-            assert short.headers["content-type"] == route.headers["content-type"]
-            assert life.restore(life.complete(0, None, short.json())) == (True, [PAYLOAD])
+            assert (first.status_code, second.status_code) == (200, 200)
+            assert first.json() == second.json()
+            assert first.headers["content-type"] == "application/json"
+            assert life.restore(life.complete(0, None, first.json())) == (True, [PAYLOAD])
 
     def test_preemptive_set_is_uploaded(self) -> None:
         """A preemptive set becomes durable without a request."""
         store = MemoryStore()
         with service(store) as life:
             life.open()
-            both_ways(life, preemptive="true")
+            send(life, preemptive="true")
             handle = life.persist(life.append(epoch=1)).json()["handles"][0]
 
         assert [info.key for info in store.list("job/segments/")] == [handle["object"]]
@@ -173,67 +178,62 @@ class TestSameAnswer:
             ({"first_key_group": 5, "last_key_group": 4}, 400),
             ({"operator": "a/b"}, 400),
             ({"preemptive": "perhaps"}, 400),
+            ({"preemptive": "1"}, 400),
+            ({"job_uid": "a/b"}, 400),
+            ({f"other{number}": "" for number in range(40)}, 400),
         ],
     )
-    def test_errors_are_the_same(self, changes: dict[str, Any], status: int) -> None:
-        """An error has the same status, kind and headers on both paths."""
+    def test_refusals(self, changes: dict[str, Any], status: int) -> None:
+        """A refusal has its status, whether the service, FastAPI or the parser refuses."""
         with service(MemoryStore()) as life:
             life.open()
-            short, route = both_ways(life, **changes)
 
-            assert (short.status_code, route.status_code) == (status, status)
-            assert short.json()["kind"] == route.json()["kind"]
+            assert send(life, **changes).status_code == status
 
     def test_large_set_is_refused(self) -> None:
-        """I9: a set that can never fit is refused on both paths."""
+        """I9: a set that can never fit is refused."""
         payload = b"x" * 3000
         with service(MemoryStore()) as life:
             life.open()
-            answers = both_ways(life, payload, checksum=f"{checksum64(payload):016x}")
+            answer = send(life, payload, checksum=f"{checksum64(payload):016x}")
 
-            assert [(answer.status_code, answer.json()["kind"]) for answer in answers] == [(400, "invalid_input")] * 2
+            assert (answer.status_code, answer.json()["kind"]) == (400, "invalid_input")
 
 
 class TestRestores:
-    """Restores in the client's own form."""
+    """Which restores take the fast path, and what it answers."""
 
     def test_form_of_client_is_short(self) -> None:
-        """A restore takes the fast path with or without a version; in another order or damaged, it takes the route."""
+        """A restore takes the fast path with or without a version, in any order; a malformed one takes the route."""
         query = "operator=op&first_key_group=0&last_key_group=127&to=3.0.u"
         path, method = "/v1/jobs/job/restore", "GET"
 
         assert way_of(query, path, method) == "short"
         assert way_of(f"{query}&have=2.0.u", path, method) == "short"
-        assert way_of(f"{query}&have=2.999999999999999.u", path, method) == "short"
+        assert way_of(f"have=2.999999999999999.u&{query}", path, method) == "short"
         assert way_of(f"to=3.0.u&{query}", path, method) == "route"
         assert way_of(query.replace("127", "99999"), path, method) == "route"
+        assert way_of(f"{query}&have=2.0", path, method) == "route"
         assert way_of(query, path, "POST") == "route"
 
-    def test_answers_are_the_same(self) -> None:
-        """Both paths give the same frames, from memory and from the store, and the same errors."""
+    def test_answers(self) -> None:
+        """The frames are the same from memory and from the store; a missing checkpoint gets 404."""
         store = MemoryStore()
         with service(store) as life:
             life.open()
             refs = [life.complete(0, None, life.append(b"one"))]
             refs.append(life.complete(1, refs[0], life.append(b"two", checkpoint_id=1)))
+            held = [restored(life, *versions).content for versions in ((None, refs[1]), (refs[0], refs[1]))]
         with service(store) as fresh:
-            for have, want in ((None, refs[1]), (refs[0], refs[1]), (None, refs[0])):
-                query: dict[str, str | int] = {
-                    "operator": "op",
-                    "first_key_group": 0,
-                    "last_key_group": 127,
-                    "to": ref_text(want),
-                }
-                if have is not None:
-                    query["have"] = ref_text(have)
-                path = f"{fresh.path}/restore"
-                short = fresh.client.get(path, params=query)
-                long = fresh.client.get(path, params=turned(query))
-                assert (short.status_code, short.content) == (200, long.content)
-                # The second one is of a branch that a rewind began: such a generation is a long number.
-                for nobody in ("9.0.nobody", "9.999999999999999.nobody"):
-                    missing = {**query, "to": nobody}
-                    short = fresh.client.get(path, params=missing)
-                    long = fresh.client.get(path, params=turned(missing))
-                    assert (short.status_code, short.json()) == (long.status_code, long.json())
-                    assert short.status_code == 404
+            assert [restored(fresh, *pair).content for pair in ((None, refs[1]), (refs[0], refs[1]))] == held
+            # The second one is of a branch that a rewind began: such a generation is a long number.
+            for nobody in ("9.0.nobody", "9.999999999999999.nobody"):
+                assert restored(fresh, None, nobody).status_code == 404
+
+
+def restored(life: Life, have: Any, to: Any) -> Any:
+    """Send a restore; return the answer."""
+    versions = {"to": to} if have is None else {"to": to, "have": have}
+    texts = {name: ref if isinstance(ref, str) else ref_text(ref) for name, ref in versions.items()}
+    query: dict[str, str | int] = {"operator": "op", "first_key_group": 0, "last_key_group": 127, **texts}
+    return life.client.get(f"{life.path}/restore", params=query)

@@ -1,0 +1,130 @@
+"""
+The two requests that every task of every batch sends, append and restore, as values.
+
+Here their query strings are parsed. FastAPI's routes declare the same parameters, for the OpenAPI document and for the
+messages about wrong ones. No I/O.
+"""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+from urllib.parse import parse_qsl
+
+from dstl_service.wire import CheckpointRef
+from storage.errors import InvalidInputError
+from storage.key_groups import KeyGroupRange
+from storage.model import ChangeSetId, Writer
+from storage.validation import COUNT_MAX, KEY_GROUP_MAX, NUMBER_MAX, check_int, shorten, validate_name
+
+_DIGITS = re.compile(r"[0-9]{1,16}")
+_CHECKSUM = re.compile(r"[0-9a-f]{16}")
+_PARAMETERS_MAX = 32
+_TRUTHS = {"true": True, "false": False}
+
+
+@dataclass(frozen=True, slots=True)
+class AppendRequest:
+    """
+    A request to take in one change set, without its body.
+
+    Args:
+        set_id: The set's identity.
+        key_groups: Key groups of its changes.
+        count: Number of its changes, 0 to 2^31 - 1.
+        checksum: XXH3-64 of the body.
+        is_preemptive: It is uploaded without waiting for its checkpoint.
+        job_uid: The job that is meant; empty for the current one of its name.
+    """
+
+    set_id: ChangeSetId
+    key_groups: KeyGroupRange
+    count: int
+    checksum: int
+    is_preemptive: bool
+    job_uid: str
+
+    @classmethod
+    def parse(cls, job: str, query: bytes) -> AppendRequest:
+        """Parse a query string; `InvalidInputError` if a parameter is missing, repeated, or in another form."""
+        values = _Parameters(query)
+        set_id = ChangeSetId(
+            job,
+            values["operator"],
+            values.number("checkpoint_id", NUMBER_MAX),
+            Writer(values.number("epoch", NUMBER_MAX), values.number("attempt", NUMBER_MAX)),
+            values.number("partition", KEY_GROUP_MAX),
+            values.number("sqn", NUMBER_MAX),
+        )
+        count = values.number("count", COUNT_MAX)
+        checksum = values["checksum"]
+        if not _CHECKSUM.fullmatch(checksum):
+            raise InvalidInputError("query.checksum: 16 lower-case hex digits are expected")
+        is_preemptive = _TRUTHS.get(values.get("preemptive", "false"))
+        if is_preemptive is None:
+            raise InvalidInputError("query.preemptive: true or false is expected")
+        job_uid = values.get("job_uid", "")
+        if job_uid:
+            validate_name("job_uid", job_uid)
+        return cls(set_id, values.key_groups, count, int(checksum, 16), is_preemptive, job_uid)
+
+
+@dataclass(frozen=True, slots=True)
+class RestoreRequest:
+    """
+    A request for what leads a table to a checkpoint.
+
+    Args:
+        operator: Its operator.
+        key_groups: Its key groups.
+        from_checkpoint: Its version; None for an empty table.
+        to_checkpoint: The checkpoint that is asked for.
+    """
+
+    operator: str
+    key_groups: KeyGroupRange
+    from_checkpoint: CheckpointRef | None
+    to_checkpoint: CheckpointRef
+
+    @classmethod
+    def parse(cls, query: bytes) -> RestoreRequest:
+        """Parse a query string; `InvalidInputError` if a parameter is missing, repeated, or in another form."""
+        values = _Parameters(query)
+        have = values.get("have", None)
+        return cls(
+            validate_name("operator", values["operator"]),
+            values.key_groups,
+            None if have is None else CheckpointRef.parse(have),
+            CheckpointRef.parse(values["to"]),
+        )
+
+
+class _Parameters(dict[str, str]):
+    """The parameters of a query string, each given once."""
+
+    def __init__(self, query: bytes) -> None:
+        try:
+            pairs = parse_qsl(query.decode("latin-1"), keep_blank_values=True, max_num_fields=_PARAMETERS_MAX)
+        except ValueError:
+            raise InvalidInputError(f"the query has more than {_PARAMETERS_MAX} parameters") from None
+        super().__init__(pairs)
+        if len(self) < len(pairs):
+            names = [name for name, _ in pairs]
+            twice = next(name for name in names if names.count(name) > 1)
+            raise InvalidInputError(f"query.{shorten(twice)}: the parameter is given more than once")
+
+    def __missing__(self, name: str) -> str:
+        raise InvalidInputError(f"query.{name}: the parameter is missing")
+
+    @property
+    def key_groups(self) -> KeyGroupRange:
+        return KeyGroupRange(
+            self.number("first_key_group", KEY_GROUP_MAX), self.number("last_key_group", KEY_GROUP_MAX)
+        )
+
+    def number(self, name: str, value_max: int) -> int:
+        text = self[name]
+        if not _DIGITS.fullmatch(text):
+            raise InvalidInputError(f"query.{name}: a number of 1 to 16 digits is expected")
+        check_int(f"query.{name}", int(text), value_max)
+        return int(text)

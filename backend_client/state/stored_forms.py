@@ -300,6 +300,11 @@ _CALENDAR_EDGES = tuple(
 )
 
 
+def in_utc(value: datetime) -> datetime:
+    """Return a timestamp in UTC; without zone it is local time, as `decoder` returns it."""
+    return _EPOCH_UTC + timedelta(microseconds=_timestamp_to_micros(value))
+
+
 def _wall_clock_to_micros(value: datetime) -> int:
     return (value.replace(tzinfo=None) - _EPOCH) // _MICROSECOND
 

@@ -40,11 +40,26 @@ def plain_row(_: Sequence[str]) -> Callable[[Iterable[Any]], Any]:
 
 def key_encoder(kind: Any, path: str) -> Convert:
     """Return the encoder of a part of a grouping key."""
-    encode = encoder(kind, path)
+    encode, normal = encoder(kind, path), _normal_form(kind)
+    return encode if normal is None else lambda value: normal(encode(value))
+
+
+def _normal_form(kind: Any) -> Convert | None:
+    """Return the conversion of non-null stored values to the one form of equal keys; None if there is nothing to do."""
     if kind in ("double", "float"):
-        # In Spark 0.0 and -0.0 are one key, and all NaNs are one key.
-        return lambda value: math.nan if value is not None and math.isnan(value) else encode(value) + 0.0
-    return encode
+        # In Spark 0.0 and -0.0 are one key, and all NaNs are one key, at any depth.
+        return lambda number: math.nan if math.isnan(number) else number + 0.0
+    if isinstance(kind, str):
+        return None
+    if kind["type"] == "array":
+        item = _normal_form(kind["elementType"])
+        return None if item is None else lambda values: [None if value is None else item(value) for value in values]
+    parts = [_normal_form(field["type"]) for field in kind["fields"]]
+    if not any(parts):
+        return None
+    return lambda values: [
+        value if part is None or value is None else part(value) for part, value in zip(parts, values, strict=True)
+    ]
 
 
 def field_encoder(field: dict[str, Any], path: str) -> Convert:
@@ -283,6 +298,11 @@ _CALENDAR_EDGES = tuple(
     (edge, int((edge + timedelta(days=2)).timestamp()) * 1_000_000 - 2 * 86_400 * 1_000_000)
     for edge in (datetime(1, 1, 1), datetime(9999, 1, 1))  # noqa: DTZ001 - local time
 )
+
+
+def in_utc(value: datetime) -> datetime:
+    """Return a timestamp in UTC; without zone it is local time, as `decoder` returns it."""
+    return _EPOCH_UTC + timedelta(microseconds=_timestamp_to_micros(value))
 
 
 def _wall_clock_to_micros(value: datetime) -> int:

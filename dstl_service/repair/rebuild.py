@@ -1,8 +1,9 @@
 """
 Rebuilds a job's registry - ``job.json``, epochs and manifests - from its segment objects, after it was lost or damaged.
 
-Sound objects stay as they are: new ones are only created, and damaged ones are moved to ``<job>/damaged/`` to free
-their keys. A registry without a defect is never written. An interrupted rebuild is repeated.
+Sound objects stay as they are. Damaged ones are copied to ``<job>/damaged/``, and then replaced or deleted. A registry
+without a defect is never written. An interrupted rebuild is repeated: a defect is left until the newest checkpoint is
+back, since perhaps nothing but its note tells that it existed.
 
 Decisions are in `dstl_service.repair.plan`; this module does the blocking I/O.
 """
@@ -179,25 +180,31 @@ def _write(
     clock: Clock,
     ids: IdSource,
 ) -> None:
-    """Write the missing objects; ``job.json``, which makes the job visible, after the manifests."""
+    """
+    Write the missing objects; ``job.json``, which makes the job visible, after the manifests.
+
+    The newest manifest goes first: until those that it needs are there, the registry is not sound, nor are the objects
+    that only the newest one names garbage. A damaged object keeps its place until it is replaced.
+    """
     job = registry.job
     for ended in range(registry.ended, registry.life):
         Lives(store, job).end(ended)
     for key in report.moved:
         store.put(f"{job}/damaged/{ids.unique_id()}/{key.removeprefix(f'{job}/')}", store.get(key))
-        store.delete([key])
     # Restored checkpoints may lie before the places that hints skip to.
     forget_hints(store, registry.folder)
-    for manifest in manifests:
+    for manifest in reversed(manifests):
         key = manifest_key(registry.folder, manifest.id, manifest.generation)
-        store.put(key, encode_manifest(manifest), if_absent=True)
+        store.put(key, encode_manifest(manifest), if_absent=key not in registry.damaged)
     epoch = report.epoch - 1
     newest = CheckpointRef.parse(report.checkpoint)
     branch = Place.of(newest.id, newest.generation).branch
     record = EpochRecord(epoch, "fsck --rebuild", ids.unique_id(), clock.now_ms(), branch)
     store.put(epoch_key(registry.folder, epoch), record.encode(), if_absent=True)
     if registry.uid is None:
-        store.put(registry.record_key, encode_job(uid, max_parallelism), if_absent=True)
+        key = registry.record_key
+        store.put(key, encode_job(uid, max_parallelism), if_absent=key not in registry.damaged)
+    store.delete([key for key in report.moved if key not in (*report.manifests, registry.record_key)])
     # Like any new owner: fences drivers that may still run, and proves that the registry is readable again.
     job_store = JobStore(store, job, clock, ids)
     job_store.open(None)

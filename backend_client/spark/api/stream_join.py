@@ -23,6 +23,7 @@ from pyspark.sql.types import LongType, MapType, StringType, StructField, Struct
 from backend_client.join_rules import Life, Side, complete, end_lives
 from backend_client.spark.api.backend import ChangelogStateBackend
 from backend_client.spark.api.plan import StatefulDataFrame
+from backend_client.spark.api.zoned import zoned
 from backend_client.spark.columns import check_bytewise, quoted
 from backend_client.spark.event_time import DELAY_KEY
 from backend_client.spark.task.rows import row_factory
@@ -58,8 +59,11 @@ class StreamJoin(StatefulProcessor):
     input, when its last row's wait ended.
     """
 
-    def __init__(self, inputs: Sequence[JoinInput], how: str, output_names: Sequence[str]) -> None:
+    def __init__(
+        self, inputs: Sequence[JoinInput], how: str, key_schema: StructType, output_names: Sequence[str]
+    ) -> None:
         self._inputs = tuple(inputs)
+        self._key_schema = key_schema
         count = len(self._inputs)
         self._required = {"inner": set(range(count)), "left": {0}, "full": set()}[how]
         self._new_output = row_factory(output_names)
@@ -67,6 +71,9 @@ class StreamJoin(StatefulProcessor):
 
     def init(self, handle: StatefulProcessorHandle) -> None:
         """Declare the state."""
+        # What comes from Arrow has its zone; what is read from state, a timer's key included, has none.
+        self._zoned_key = zoned(self._key_schema)
+        self._zoned = [zoned(part.schema) for part in self._inputs]
         self._handle = handle
         self._waiting = [handle.getMapState(f"input_{part.name}", _PLACE, part.schema) for part in self._inputs]
         self._progress = handle.getValueState("progress", _PROGRESS)
@@ -107,6 +114,7 @@ class StreamJoin(StatefulProcessor):
         progress = self._progress.get()
         if progress is None:
             return
+        key = self._zoned_key(key)
         until = timerValues.getCurrentWatermarkInMs() * 1000
         number, last_ends = progress
         sides = [self._read(at) for at in range(len(self._inputs))]
@@ -131,7 +139,8 @@ class StreamJoin(StatefulProcessor):
         """Do nothing: the processor holds no resources."""
 
     def _read(self, position: int) -> Side:
-        lives = (Life(begin, number, row) for (begin, number), row in self._waiting[position].iterator())
+        convert = self._zoned[position]
+        lives = (Life(begin, number, convert(row)) for (begin, number), row in self._waiting[position].iterator())
         return Side.of(self._inputs[position].wait_micros, lives)
 
     def _wake_at(self, end: int) -> None:
@@ -194,7 +203,7 @@ def join_streams(
     output = StructType([field for field in union.schema.fields if field.name != _MICROS_COLUMN])
     return backend.transform_with_state(
         union.groupBy(*(quoted(key) for key in keys)),
-        StreamJoin(parts, how, output.names),
+        StreamJoin(parts, how, StructType([output[key] for key in keys]), output.names),
         output,
         "Append",
         "EventTime",

@@ -144,8 +144,9 @@ class ColumnarCalls:
         self.late_rows += int(results.late_rows)
         keep, expires_ms = self._checked(results, len(entries))
         ends_ms = expires_ms if windows is None else ends_ms
-        if ends_ms is not None and len(ends_ms):
-            self._note_end(int(ends_ms.min()))
+        if ends_ms is not None:
+            left = ends_ms if keep is None else ends_ms[keep]
+            self._note_end(int(left.min()) if len(left) else None)
         changes = state.changes(entries, found, results.state, keep, ends_ms)
         self._write(changes, writer, preemptive=not chunk.is_last)
         if results.output is not None:

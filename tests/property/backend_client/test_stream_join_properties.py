@@ -27,7 +27,8 @@ from backend_client.table.state_table import StateTable
 from storage.key_groups import KeyGroupRange
 
 GROUPS = KeyGroupRange(2, 5)
-KEY_SCHEMA = StructType().add("k", StringType()).add("l", LongType()).json()
+KEYS = StructType().add("k", StringType()).add("l", LongType())
+KEY_SCHEMA = KEYS.json()
 PART = StructType().add("id", LongType())
 HALF_MS = 500
 END_MS = 1000
@@ -113,7 +114,7 @@ def test_join_follows_its_definition(
                 known.setdefault(key, []).append((part, micros, row_id))
                 parts = [{"id": row_id} if part == at else None for at in range(3)]
                 by_key.setdefault(key, []).append((*key, None, micros, *parts))
-        processor = StreamJoin(inputs, how, ["k", "l", "time", "i0", "i1", "i2"])
+        processor = StreamJoin(inputs, how, KEYS, ["k", "l", "time", "i0", "i1", "i2"])
         declared, _ = declare_states("join", processor, no_text, TimeMode.EVENT)
         states = merge_states("join", {}, declared)
         timing = Timing(TimeMode.EVENT, BatchTime(1, watermark_ms, previous_ms))

@@ -35,6 +35,15 @@ def test_repetitions_are_dropped() -> None:
     assert task.late_rows == [0, 0, 2, 0]
 
 
+def test_key_without_state_ends_nothing() -> None:
+    """A key whose rows are all late or without time has no state, so nothing is due for it at the batch's end."""
+    task = Task(Deduplicate("at", within=10 * SECOND), ROWS)
+
+    assert task.run([row(1, 5), row(2, None)], ms(22)) == []
+    assert task.run([row(1, 23), row(2, 5)], ms(22)) != []
+    assert task.next_ends_ms == [None, ms(33)]
+
+
 def test_state_ends_with_the_watermark() -> None:
     """State is removed when the watermark passes its end, even without a row of its key."""
     task = Task(Deduplicate("at", within=10 * SECOND), ROWS)

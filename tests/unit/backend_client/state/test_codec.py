@@ -234,10 +234,15 @@ def test_map_cannot_be_a_key(kind: Any) -> None:
 @pytest.mark.parametrize("kind", ["double", "float"])
 @pytest.mark.parametrize(("one", "other"), [(0.0, -0.0), (float("nan"), -float("nan"))])
 def test_equal_keys_have_equal_bytes(kind: str, one: float, other: float) -> None:
-    """I14: keys that are equal in Spark have the same bytes, whichever of them a batch meets first."""
-    codec = KeyCodec(schema(user=kind))
+    """I14: keys that are equal in Spark have the same bytes, at any depth, whichever of them a batch meets first."""
+    plain = KeyCodec(schema(user=kind))
+    nested = KeyCodec(schema(user=struct(number=kind, list=array(array(kind)), name="string")))
 
-    assert codec.encode((one,)) == codec.encode((other,))
+    assert plain.encode((one,)) == plain.encode((other,))
+    keys = [((number, [[number, None], None, []], "a"),) for number in (one, other)]
+    assert nested.encode(keys[0]) == nested.encode(keys[1])
+    assert nested.encode(((1.5, [[-2.5]], "a"),)) != nested.encode(((1.5, [[2.5]], "a"),))
+    assert nested.decode(nested.encode(((None, None, None),))) == ((None, None, None),)
 
 
 def test_null_keys_are_legal() -> None:

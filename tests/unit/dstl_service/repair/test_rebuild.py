@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -30,13 +31,13 @@ from dstl_service.restore.segment_cache import SegmentCache
 from dstl_service.wire import NOTE_OPERATOR, CheckpointRef
 from storage.checksum import checksum64
 from storage.clock import SystemClock, SystemIds
-from storage.errors import CorruptDataError, InvalidInputError, NewerFormatError, NotFoundError
+from storage.errors import CorruptDataError, InvalidInputError, NewerFormatError, NotFoundError, UnavailableError
 from storage.key_groups import KeyGroupRange
 from storage.memory_store import MemoryStore
 from storage.model import MaterializationHandle
 from storage.object_store import ObjectStore
 from storage.open import open_store
-from storage.testing import FakeClock, FakeIds
+from storage.testing import FakeClock, FakeIds, Fault, FaultKind, FaultyStore, Operation
 from tests.unit.dstl_service.collection.test_job_maintenance import EAGER, NOW, MaintainedJob
 from tests.unit.dstl_service.http_life import Life, service
 from tests.unit.dstl_service.job_history import JobHistory
@@ -286,6 +287,41 @@ def test_rebuild_is_repeated_after_crash(story: Story, cut: int) -> None:
 
     assert story.rebuild().checkpoint == expected
     assert story.restored(expected) == story.contents[-1]
+
+
+@pytest.mark.parametrize("operation", ["put", "delete"])
+@pytest.mark.parametrize("is_damaged", [False, True])
+@pytest.mark.parametrize("kind", [FaultKind.FAIL_BEFORE, FaultKind.FAIL_AFTER])
+def test_rebuild_that_died_anywhere_forgets_no_checkpoint(
+    story: Story, operation: Operation, *, is_damaged: bool, kind: FaultKind
+) -> None:
+    """I10: wherever a rebuild dies, the newest checkpoint, which only its note proves, is there or is found again."""
+    last = story.keys("checkpoints/")[-1 if is_damaged else -3 :]
+    for key in last:
+        data = story.store.get(key)
+        story.store.delete([key])
+        if is_damaged:
+            story.store.put(key, data[:-1])
+    before = {key: story.store.get(key) for key in story.keys("")}
+    for written in range(100):
+        store = MemoryStore()
+        for key, data in before.items():
+            store.put(key, data)
+        dying = FaultyStore(store, Fault(operation, kind, skip=written))
+        again = Story(store, story.refs, story.contents)
+        try:
+            rebuild_registry(dying, "job", SystemClock(), SystemIds(), write=True)
+        except UnavailableError:
+            with suppress(InvalidInputError):  # nothing was left to do
+                again.rebuild()
+        else:
+            break
+        newest = opened(store).newest()
+        assert newest is not None
+        assert newest.uid == story.refs[-1]["uid"], f"died at {operation} {written}"
+        assert again.restored(newest.ref.to_text()) == story.contents[-1]
+        assert check_job(store, "job").problems == []
+    assert 0 < written < 99
 
 
 def test_newest_can_be_left_out(story: Story) -> None:

@@ -10,7 +10,7 @@ import pytest
 from pyspark.sql import DataFrame, Row, SparkSession
 
 from backend_client import ChangelogStateBackend
-from backend_client.spark.driver.pinning import Anchors
+from backend_client.spark.driver.pinning import PARTITION_COLUMN, Anchors
 from tests.e2e.support import OUTPUT, Totals, expected_output, random_input, read_input, write_input
 from tests.waiting import wait_until
 
@@ -84,7 +84,7 @@ def test_large_functions_are_shipped_once(
 
 def test_anchors_go_with_the_last_query(spark: SparkSession) -> None:
     """Executors keep a partition's anchor exactly as long as queries use it, even if a user clears the cache."""
-    anchors, rows = Anchors(spark), spark.range(4).selectExpr("cast(id % 2 as int) as p", "id")
+    anchors, rows = Anchors(spark), spark.range(4).selectExpr(f"cast(id % 2 as int) as {PARTITION_COLUMN}", "id")
 
     def all_kept() -> set[int]:
         return set(spark.sparkContext._jsc.getPersistentRDDs())
@@ -96,10 +96,10 @@ def test_anchors_go_with_the_last_query(spark: SparkSession) -> None:
 
     for _ in range(2):
         anchors.acquire()
-    assert anchors.pin(rows, "p", 2).count() == 4
+    assert anchors.pin(rows, 2).count() == 4
     assert kept() == 1
     spark.catalog.clearCache()
-    assert anchors.pin(rows, "p", 2).count() == 4
+    assert anchors.pin(rows, 2).count() == 4
     assert kept() == 1
     anchors.release()
     assert kept() == 1

@@ -84,6 +84,27 @@ class ChangelogStateBackend:
             },
         )
 
+    def rescale(self, operator: str, parallelism: int, *, query: str | None = None) -> None:
+        """
+        Change the number of partitions of an operator while its query runs; returns at once.
+
+        The tables of the new partitions are prepared beside the batches; the first batch after that switches, and the
+        log says so. Manifests record the number; a restart uses the one that the program names.
+
+        Args:
+            operator: The operator's name.
+            parallelism: Its new number of partitions, 1 to the job's ``max_parallelism``.
+            query: The query's name; needed if several running queries have such an operator.
+
+        Raises:
+            InvalidInputError: No running query has the operator, several have it, or the number is too large.
+        """
+        self._jobs.rescale(operator, parallelism, query)
+
+    def parallelism(self, query: str | None = None) -> dict[str, int]:
+        """Return the number of partitions in the newest batch by operator, over all running queries or one by name."""
+        return self._jobs.parallelism(query)
+
     def on_progress(self, listener: Callable[[BatchProgress], None]) -> None:
         """Call `listener` on the driver after every later batch."""
         self._reports.listeners.append(listener)

@@ -6,11 +6,13 @@ import logging
 from collections import deque
 from collections.abc import Callable
 from dataclasses import replace
+from typing import NamedTuple
 
 from pyspark.sql.streaming import StreamingQuery
 
 from backend_client.progress import BatchProgress
 from backend_client.settings import BackendSettings
+from backend_client.spark.driver.rescaling import Rescaling
 from storage.errors import InvalidInputError
 
 logger = logging.getLogger("backend_client")
@@ -36,6 +38,13 @@ class ProgressReports:
                 logger.exception("an on_progress listener failed after batch %d", progress.batch_id)
 
 
+class Running(NamedTuple):
+    """A query that was started, and what changes the parallelism of its operators."""
+
+    query: StreamingQuery
+    rescaling: Rescaling
+
+
 class QueryJobs:
     """
     Assigns a job to each query.
@@ -49,12 +58,12 @@ class QueryJobs:
         self.settings = settings
         self.reports = reports
         self._has_one_per_query = False
-        self._unnamed: list[StreamingQuery] = []
+        self._running: list[Running] = []
 
     def one_per_query(self) -> QueryJobs:
         """Return a copy that gives each named query its own job."""
         jobs = QueryJobs(self.settings, self.reports)
-        jobs._has_one_per_query, jobs._unnamed = True, self._unnamed
+        jobs._has_one_per_query, jobs._running = True, self._running
         return jobs
 
     def settings_for(self, query_name: str | None) -> BackendSettings:
@@ -67,7 +76,7 @@ class QueryJobs:
         if not self._has_one_per_query:
             return self.settings
         if query_name is None:
-            if any(query.isActive for query in self._unnamed):
+            if any(not known.query.name and known.query.isActive for known in self._running):
                 raise InvalidInputError(
                     f"another query without a name already keeps its state in job {self.settings.job!r}; name the "
                     "queries with queryName(…), so that each has its own job"
@@ -75,7 +84,30 @@ class QueryJobs:
             return self.settings
         return replace(self.settings, job=f"{self.settings.job}.{query_name}")
 
-    def started(self, query: StreamingQuery) -> None:
+    def started(self, query: StreamingQuery, rescaling: Rescaling) -> None:
         """Register a running query."""
-        if not query.name:
-            self._unnamed[:] = [known for known in (*self._unnamed, query) if known.isActive]
+        self._running[:] = [known for known in (*self._running, Running(query, rescaling)) if known.query.isActive]
+
+    def rescale(self, operator: str, parallelism: int, query_name: str | None) -> None:
+        """
+        Request a parallelism for an operator of a running query.
+
+        Raises:
+            InvalidInputError: No running query, or more than one, has the operator; or the parallelism is too large.
+        """
+        chosen = self._of_query(query_name)
+        having = [known for known in chosen if operator in known.parallelism]
+        if len(having) != 1:
+            operators = sorted({name for known in chosen for name in known.parallelism})
+            raise InvalidInputError(
+                f"{len(having)} running queries of this backend have an operator {operator!r}; "
+                + ("name one of them: query=…" if having else f"running operators: {', '.join(operators) or 'none'}")
+            )
+        having[0].request(operator, parallelism)
+
+    def parallelism(self, query_name: str | None) -> dict[str, int]:
+        """Return the parallelism of the newest batch by operator, over all running queries or those of a name."""
+        return {name: n for known in self._of_query(query_name) for name, n in known.parallelism.items()}
+
+    def _of_query(self, name: str | None) -> list[Rescaling]:
+        return [known.rescaling for known in self._running if known.query.isActive and name in (None, known.query.name)]

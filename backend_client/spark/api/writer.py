@@ -208,7 +208,7 @@ class StatefulStreamWriter:
             runner.close()
             raise
         runner.close_behind(running)
-        self._jobs.started(running)
+        self._jobs.started(running, runner.rescaling)
         return running
 
 

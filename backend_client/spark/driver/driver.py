@@ -33,8 +33,9 @@ from backend_client.spark.driver.closing import SecondPass, second_pass
 from backend_client.spark.driver.initial_state import initial_rows, joined
 from backend_client.spark.driver.kept_output import LOST_BLOCK, KeptOutput
 from backend_client.spark.driver.pinning import Anchors
-from backend_client.spark.driver.placement import key_places, place
+from backend_client.spark.driver.placement import Pin, key_places, place
 from backend_client.spark.driver.receipts import STALE_OUTPUT, checked, collect_receipts, progress_of
+from backend_client.spark.driver.rescaling import Rescaling, TablePreparer
 from backend_client.spark.driver.session_settings import set_for
 from backend_client.spark.driver.sinks import BatchFunction, ForeachRows
 from backend_client.spark.driver.stateless_steps import apply_steps, check_shippable, shipped_steps
@@ -91,6 +92,8 @@ class BatchRunner:
         self._times = BatchTimes(query.spark, log.query_id, self._operators)
         self._anchors = Anchors.of(query.spark)
         self._anchors.acquire()
+        prepare = TablePreparer(query.spark, session, query.settings, self._pin)
+        self.rescaling = Rescaling(infos, session.max_parallelism, prepare)
 
     @classmethod
     def open(
@@ -131,6 +134,7 @@ class BatchRunner:
 
     def close(self) -> None:
         """Release the query's resources on driver and executors, and close the connection to the coordinator."""
+        self.rescaling.close()
         self._shipments.close()
         self._anchors.release()
         self._client.close()
@@ -154,6 +158,7 @@ class BatchRunner:
             # behind those of an undisturbed run.
             frame.write.format("noop").mode("overwrite").save()
             return
+        self._infos = self.rescaling.taken(self._infos)
         tries = 1
         while True:
             try:
@@ -296,9 +301,12 @@ class BatchRunner:
             else ids_to_delete(stored.get(operator.name, {}), info.states, operator.recreated_states),
             earlier=earlier,
         )
-        pin = self._anchors.pin if self._anchors.are_of_use else None
-        placed = place(operator, frame, info.parallelism, max_parallelism, pin, late_until_ms(operator, context))
+        placed = place(operator, frame, info.parallelism, max_parallelism, self._pin, late_until_ms(operator, context))
         return placed.mapInArrow(task.__call__, task.output_schema())
+
+    @property
+    def _pin(self) -> Pin | None:
+        return self._anchors.pin if self._anchors.are_of_use else None
 
     def _is_done(self, batch_id: int) -> bool:
         """

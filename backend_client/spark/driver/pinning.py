@@ -20,6 +20,8 @@ logger = logging.getLogger("backend_client")
 
 REDUCE_LOCALITY = "spark.shuffle.reduceLocality.enabled"
 LOCALITY_WAIT = "spark.locality.wait"
+PARTITION_COLUMN = "__dstl_partition"
+"""The column of a row's partition number, in anchors and in rows that are joined to them."""
 
 _MEMORY_OR_DISK = StorageLevel(useDisk=True, useMemory=True, useOffHeap=False, deserialized=True)
 _anchors: WeakKeyDictionary[SparkSession, Anchors] = WeakKeyDictionary()
@@ -65,19 +67,26 @@ class Anchors:
         for frame in frames:
             frame.unpersist()
 
-    def pin(self, rows: DataFrame, partition_column: str, parallelism: int) -> DataFrame:
-        """Make the executor with a partition's anchor the preferred one; `rows` are partitioned by the column."""
-        anchor = self._frames.get(parallelism)
-        if anchor is None or not anchor.storageLevel.useMemory:  # a user's clearCache() drops them
-            spark = self._spark()
-            assert spark is not None  # the query holds it
-            numbers = spark.range(parallelism).select(F.col("id").cast("int").alias(partition_column))
-            anchor = numbers.repartitionById(parallelism, partition_column).persist(_MEMORY_OR_DISK)
-            anchor.count()
-            with self._lock:
-                self._frames[parallelism] = anchor
+    def pin(self, rows: DataFrame, parallelism: int) -> DataFrame:
+        """Make the executor with a partition's anchor the preferred one; rows are partitioned by `PARTITION_COLUMN`."""
+        with self._lock:
+            anchor = self._frames.get(parallelism)
+            if anchor is None or not anchor.storageLevel.useMemory:  # a user's clearCache() drops them
+                anchor = self._made(parallelism)
+                if self._queries:  # else the query ended while its rescaling was prepared
+                    self._frames[parallelism] = anchor
+                else:
+                    anchor.unpersist()
         # The rows come first: a join belongs to its left side's session, and each query has its own.
-        return rows.join(anchor.hint("shuffle_hash"), partition_column)
+        return rows.join(anchor.hint("shuffle_hash"), PARTITION_COLUMN)
+
+    def _made(self, parallelism: int) -> DataFrame:
+        spark = self._spark()
+        assert spark is not None  # the query holds it
+        numbers = spark.range(parallelism).select(F.col("id").cast("int").alias(PARTITION_COLUMN))
+        anchor = numbers.repartitionById(parallelism, PARTITION_COLUMN).persist(_MEMORY_OR_DISK)
+        anchor.count()
+        return anchor
 
 
 def _obstacle(spark: SparkSession) -> str | None:

@@ -10,14 +10,15 @@ from pyspark.sql.types import DoubleType, FloatType, StructField
 
 from backend_client.key_groups import order_expression, partition_expression
 from backend_client.spark.columns import quoted
+from backend_client.spark.driver.pinning import PARTITION_COLUMN
 from backend_client.spark.query import Operator
 
-Pin = Callable[[DataFrame, str, int], DataFrame]
+Pin = Callable[[DataFrame, int], DataFrame]
+"""Pins rows that are partitioned by `PARTITION_COLUMN` to executors, given the number of partitions."""
 
 ORDER_COLUMN = "__dstl_order"
 _KEY_COLUMN = "__dstl_key_"
 _COLUMN = "__dstl_column_"
-_PARTITION_COLUMN = "__dstl_partition"
 
 
 def key_places(operator: Operator) -> tuple[int | None, ...]:
@@ -47,8 +48,7 @@ def place(
         frame: The rows.
         parallelism: Number of partitions.
         max_parallelism: Number of key groups.
-        pin: Pins partitions to executors; takes rows, the name of their partition column and `parallelism`. None to
-            leave them unpinned.
+        pin: Pins partitions to executors; None to leave them unpinned.
         late_until_ms: Rows with an event time up to this moment, inclusive, are late; None if no row is.
     """
     fields = [operator.input_schema[name] for name in operator.key_columns]
@@ -66,8 +66,8 @@ def place(
     if pin is None:
         placed = keyed.repartitionById(parallelism, partition)
     else:
-        placed = keyed.withColumn(_PARTITION_COLUMN, partition).repartitionById(parallelism, _PARTITION_COLUMN)
-        placed = pin(placed, _PARTITION_COLUMN, parallelism).drop(_PARTITION_COLUMN)
+        placed = keyed.withColumn(PARTITION_COLUMN, partition).repartitionById(parallelism, PARTITION_COLUMN)
+        placed = pin(placed, parallelism).drop(PARTITION_COLUMN)
     return _with_plain_names(placed.sortWithinPartitions(ORDER_COLUMN, *operator.order))
 
 

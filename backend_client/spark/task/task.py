@@ -13,7 +13,6 @@ import json
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
 from dataclasses import asdict, dataclass, field
-from functools import partial
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import pyarrow as pa
@@ -25,7 +24,8 @@ from backend_client.batch_time import BatchTime, TimeMode
 from backend_client.service.hand_over import hand_over_snapshot
 from backend_client.service.job_session import kept_client
 from backend_client.service.log_writer import LogWriter
-from backend_client.service.restore import advance_to_base, read_change_sets
+from backend_client.service.partition_table import open_partition
+from backend_client.service.restore import read_change_sets
 from backend_client.settings import BackendSettings
 from backend_client.spark.columnar_plan import ColumnarPlan
 from backend_client.spark.shipping import Parcel
@@ -42,7 +42,6 @@ from backend_client.state.keyed_state import CountedReads, KeyedState
 from backend_client.state.state_deletion import deletions, hide
 from backend_client.state.timers import Upcoming
 from backend_client.table.local_disk import is_useless
-from backend_client.table.opening import open_advanced
 from backend_client.table.state_table import StateTable
 from dstl_service.wire import ChangeSetRef, CheckpointRef, LogTarget, StateInfo
 from storage.key_groups import KeyGroupRange, key_group_range
@@ -165,11 +164,7 @@ class OperatorTask:
             job, self.operator, batch.checkpoint_id, batch.epoch, attempt, partition, key_groups, batch.job_uid
         )
         writer = LogWriter(client, target, first_sqn=len(earlier or ()))
-        table, advance = open_advanced(
-            settings.private_folder("tables", batch.job_uid, self.operator, key_groups.to_text()),
-            partial(advance_to_base, client=client, job=job, operator=self.operator, key_groups=key_groups, base=base),
-            settings.local_idle_s,
-        )
+        table, advance = open_partition(settings, batch.job_uid, self.operator, key_groups, base)
         try:
             if advance.materialize and base is not None:
                 hand_over_snapshot(table, client, job, self.operator, key_groups, base)

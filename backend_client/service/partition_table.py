@@ -1,0 +1,73 @@
+"""
+The table of one partition of an operator: every task opens it in the same folder and advances it the same way.
+
+The task of a batch opens it for its rows; a `TablePreparation` opens it earlier, so that the batch finds it advanced.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from functools import partial
+
+import pyarrow as pa
+
+from backend_client.service.job_session import kept_client
+from backend_client.service.restore import Advance, advance_to_base
+from backend_client.settings import BackendSettings
+from backend_client.table.opening import open_advanced
+from backend_client.table.state_table import StateTable
+from dstl_service.wire import CheckpointRef
+from storage.key_groups import KeyGroupRange, key_group_range
+
+PREPARED = "changes long"
+"""Schema of the output: for each prepared table the number of changes that it lacked."""
+
+
+def open_partition(
+    settings: BackendSettings, job_uid: str, operator: str, key_groups: KeyGroupRange, base: CheckpointRef | None
+) -> tuple[StateTable, Advance]:
+    """
+    Open a partition's table on this host and advance it to checkpoint `base`; the caller closes it.
+
+    Args:
+        settings: The job's settings.
+        job_uid: The job's uid, part of the folder.
+        operator: The operator's name.
+        key_groups: The partition's key groups.
+        base: The checkpoint; None for an empty table.
+
+    Raises:
+        DstlError: Stored state is damaged, or the sidecar or its store does not answer.
+    """
+    advance = partial(
+        advance_to_base,
+        client=kept_client(settings),
+        job=settings.job,
+        operator=operator,
+        key_groups=key_groups,
+        base=base,
+    )
+    folder = settings.private_folder("tables", job_uid, operator, key_groups.to_text())
+    return open_advanced(folder, advance, settings.local_idle_s)
+
+
+@dataclass(frozen=True, slots=True)
+class TablePreparation:
+    """The function that ``mapInArrow`` runs: its input's only column has the numbers of the partitions to prepare."""
+
+    settings: BackendSettings
+    job_uid: str
+    operator: str
+    parallelism: int
+    max_parallelism: int
+    base: CheckpointRef
+
+    def __call__(self, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        """Advance the tables of these partitions to the base, and leave them on this host's disk."""
+        for batch in batches:
+            for partition in batch.column(0).to_pylist():
+                key_groups = key_group_range(partition, self.parallelism, self.max_parallelism)
+                table, advance = open_partition(self.settings, self.job_uid, self.operator, key_groups, self.base)
+                table.close()
+                yield pa.RecordBatch.from_arrays([pa.array([advance.changes], pa.int64())], ["changes"])

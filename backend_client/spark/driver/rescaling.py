@@ -1,0 +1,172 @@
+"""
+Changes the parallelism of operators while their query runs.
+
+A request first prepares the tables of the new partitions beside the batches: a few at a time, on the executors on which
+the new anchors place them, twice, so that the second pass only adds the changes of the batches meanwhile. The next
+batch then runs with the new parallelism, and its tables lack only the changes since the second pass.
+
+A failed preparation costs time, never correctness: the batch that switches then restores its tables itself.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass, replace
+from itertools import chain
+
+from pyspark.sql import SparkSession
+from pyspark.sql import functions as F
+
+from backend_client.service.job_session import JobSession
+from backend_client.service.partition_table import PREPARED, TablePreparation
+from backend_client.settings import BackendSettings
+from backend_client.spark.driver.pinning import PARTITION_COLUMN
+from backend_client.spark.driver.placement import Pin
+from dstl_service.wire import OperatorInfo
+from storage.errors import InvalidInputError
+from storage.key_groups import check_parallelism
+
+logger = logging.getLogger("backend_client")
+
+PASSES = 2
+_SHARE = 4
+"""A preparation uses at most one of this many cores, so that batches keep the others."""
+
+Prepare = Callable[[str, int], Iterable[object]]
+"""Returns the steps that make the tables of an operator ready for a parallelism; each step blocks."""
+
+
+class Rescaling:
+    """
+    The requests to change the parallelism of a query's operators. Thread-safe.
+
+    Args:
+        infos: The query's operators.
+        max_parallelism: The job's number of key groups.
+        prepare: Prepares tables; runs in a thread of its own, once at a time.
+    """
+
+    def __init__(self, infos: Sequence[OperatorInfo], max_parallelism: int, prepare: Prepare) -> None:
+        self._current = {info.name: info.parallelism for info in infos}
+        self._max_parallelism = max_parallelism
+        self._prepare = prepare
+        self._lock = threading.Lock()
+        self._wanted: dict[str, int] = {}
+        self._ready: dict[str, int] = {}
+        self._worker: threading.Thread | None = None
+        self._is_closed = False
+
+    @property
+    def parallelism(self) -> dict[str, int]:
+        """The parallelism of the newest batch, by operator."""
+        with self._lock:
+            return dict(self._current)
+
+    def request(self, operator: str, parallelism: int) -> None:
+        """
+        Request a parallelism for one of the batches to come; a later request replaces an earlier one.
+
+        The present number only withdraws an earlier request.
+
+        Raises:
+            InvalidInputError: The query has no such operator, or the job has fewer key groups.
+        """
+        check_parallelism(parallelism, self._max_parallelism)
+        with self._lock:
+            if operator not in self._current:
+                raise InvalidInputError(
+                    f"the query has no stateful operator {operator!r}; it has {', '.join(sorted(self._current))}"
+                )
+            self._ready.pop(operator, None)
+            self._wanted.pop(operator, None)
+            if parallelism == self._current[operator]:
+                return  # else a preparation would use the tables that batches use
+            self._wanted[operator] = parallelism
+            if self._worker is None and not self._is_closed:
+                self._worker = threading.Thread(target=self._work, name="dstl-rescale", daemon=True)
+                self._worker.start()
+
+    def taken(self, infos: Sequence[OperatorInfo]) -> list[OperatorInfo]:
+        """Return the operators with the parallelism of the batch that begins; what is ready counts from now on."""
+        with self._lock:
+            ready, self._ready = self._ready, {}
+            for operator, parallelism in ready.items():
+                logger.info(
+                    "operator %s runs with %d partitions from now on, before with %d",
+                    operator,
+                    parallelism,
+                    self._current[operator],
+                )
+            self._current.update(ready)
+            return [replace(info, parallelism=self._current[info.name]) for info in infos]
+
+    def close(self) -> None:
+        """Accept no request any more; a running preparation ends after its current step."""
+        with self._lock:
+            self._is_closed = True
+            self._wanted.clear()
+            self._ready.clear()
+
+    def _work(self) -> None:
+        while True:
+            with self._lock:
+                if not self._wanted:
+                    self._worker = None
+                    return
+                operator, parallelism = next(iter(self._wanted.items()))
+            try:
+                for step in chain.from_iterable(self._prepare(operator, parallelism) for _ in range(PASSES)):
+                    logger.debug("tables of operator %s are prepared: %s", operator, step)
+                    if self._wanted.get(operator) != parallelism:
+                        break
+            except Exception:
+                logger.warning(
+                    "the tables of operator %s could not be prepared for %d partitions; the next batch restores them",
+                    operator,
+                    parallelism,
+                    exc_info=True,
+                )
+            with self._lock:
+                if self._wanted.get(operator) == parallelism:  # else another request came, or the query has ended
+                    del self._wanted[operator]
+                    self._ready[operator] = parallelism
+
+
+@dataclass(frozen=True, slots=True)
+class TablePreparer:
+    """
+    Prepares the tables of an operator by Spark jobs.
+
+    Args:
+        spark: The query's session.
+        session: The query's ownership of its job.
+        settings: The job's settings.
+        pin: Pins partitions to executors; None to leave them unpinned.
+    """
+
+    spark: SparkSession
+    session: JobSession
+    settings: BackendSettings
+    pin: Pin | None
+
+    def __call__(self, operator: str, parallelism: int) -> Iterator[int]:
+        """Prepare all tables at the newest checkpoint; yield the number of tables after each job."""
+        own = self.spark.newSession()  # the settings of the user's session stay
+        own.conf.set("spark.sql.adaptive.enabled", "false")
+        at_once = max(1, own.sparkContext.defaultParallelism // _SHARE)
+        for first in range(0, parallelism, at_once):
+            base = self.session.base
+            if base is None:
+                return
+            task = TablePreparation(
+                self.settings, self.session.job_uid, operator, parallelism, self.session.max_parallelism, base
+            )
+            numbers = own.range(first, min(first + at_once, parallelism)).select(
+                F.col("id").cast("int").alias(PARTITION_COLUMN)
+            )
+            placed = numbers.repartitionById(parallelism, PARTITION_COLUMN)
+            if self.pin is not None:
+                placed = self.pin(placed, parallelism)
+            yield len(placed.mapInArrow(task.__call__, PREPARED).collect())

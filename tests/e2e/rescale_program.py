@@ -1,0 +1,115 @@
+"""
+Rescales an operator on a cluster of two executors while its query runs, and checks its output and state.
+
+``python -m tests.e2e.rescale_program --folder FOLDER``; an error means that a key's rows were lost, doubled or computed
+without its state.
+"""
+
+from __future__ import annotations
+
+import argparse
+from functools import partial
+from itertools import groupby
+from pathlib import Path
+
+from pyspark.sql import DataFrame, SparkSession
+
+from backend_client import ChangelogStateBackend
+from storage.errors import InvalidInputError
+from tests.e2e.support import (
+    OUTPUT,
+    Collected,
+    Totals,
+    expected_output,
+    expected_state,
+    random_input,
+    read_input,
+    stored_totals,
+    write_input,
+)
+from tests.sidecars import end_sidecars
+from tests.waiting import wait_until
+
+FILES = random_input(seed=70, batches=200, rows=100, keys=40)
+
+
+class Observed(Collected):
+    """Collects each batch's rows and the operators' parallelism."""
+
+    def __init__(self, backend: ChangelogStateBackend) -> None:
+        super().__init__()
+        self.backend = backend
+        self.seen: list[dict[str, int]] = []
+
+    def __call__(self, batch: DataFrame, batch_id: int) -> None:
+        super().__call__(batch, batch_id)
+        self.seen.append(self.backend.parallelism())
+
+
+def run(spark: SparkSession, folder: Path, local_dir: Path) -> None:
+    """Run the query with 2, 5, 1 and 3 partitions, without a stop."""
+    (folder / "in").mkdir()
+    backend = ChangelogStateBackend(
+        f"file://{folder / 'store'}", job="job", local_dir=str(local_dir), parallelism=2, patience_s=30
+    )
+    collected = Observed(backend)
+    stream = read_input(spark, folder / "in")
+    result = backend.transform_with_state(stream.groupBy("k"), Totals(), OUTPUT, "Update", "None")
+    query = result.writeStream.option("checkpointLocation", str(folder / "chk")).foreachBatch(collected).start()
+    written = 0
+
+    def is_after_batch_with(parallelism: int) -> bool:
+        """Let another batch run; return whether it had this parallelism."""
+        nonlocal written
+        written += 1
+        write_input(folder / "in", FILES[:written])
+        query.processAllAvailable()
+        return collected.seen[-1] == {"Totals": parallelism}
+
+    assert is_after_batch_with(2)
+    for parallelism in (5, 1, 3):
+        backend.rescale("Totals", parallelism)
+        wait_until(partial(is_after_batch_with, parallelism), what=f"a batch with {parallelism} partitions")
+    assert is_after_batch_with(3)
+    for operator, number, reason in (("Other", 2, "running operators: Totals"), ("Totals", 10**6, "within 1")):
+        assert reason in refusal(backend, operator, number)
+    query.stop()
+    assert "running operators: none" in refusal(backend, "Totals", 2)
+
+    assert collected.batches == expected_output(FILES[:written])
+    assert stored_totals(backend.settings.storage, "job") == expected_state(FILES[:written])
+    assert [number for number, _ in groupby(seen["Totals"] for seen in collected.seen)] == [2, 5, 1, 3]
+
+
+def refusal(backend: ChangelogStateBackend, operator: str, parallelism: int) -> str:
+    """Return why a request is refused."""
+    try:
+        backend.rescale(operator, parallelism)
+    except InvalidInputError as error:
+        return str(error)
+    raise AssertionError("the request was accepted")
+
+
+def main() -> None:
+    """Run the program."""
+    parser = argparse.ArgumentParser()
+    parser.add_argument("--folder", type=Path, required=True)
+    parser.add_argument("--local-dir", type=Path, required=True)
+    options = parser.parse_args()
+    spark = (
+        SparkSession.builder.master("local-cluster[2,1,1024]")
+        .config("spark.ui.enabled", "false")
+        .config("spark.ui.showConsoleProgress", "false")
+        .config("spark.driver.host", "127.0.0.1")
+        .config("spark.shuffle.reduceLocality.enabled", "false")
+        .getOrCreate()
+    )
+    try:
+        run(spark, options.folder, options.local_dir)
+    finally:
+        spark.stop()
+        end_sidecars(options.local_dir)
+
+
+if __name__ == "__main__":
+    main()

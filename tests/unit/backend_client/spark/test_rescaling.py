@@ -1,0 +1,126 @@
+"""Requests to change an operator's parallelism: what is prepared, and when it counts."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterator
+
+import pytest
+
+from backend_client.spark.driver.rescaling import PASSES, Rescaling
+from dstl_service.wire import OperatorInfo
+from storage.errors import InvalidInputError
+from tests.waiting import wait_until
+
+INFOS = [OperatorInfo("one", 2, "", {}), OperatorInfo("two", 4, "", {})]
+
+
+class Preparation:
+    """Prepares in steps, each of which waits until the test lets it go on."""
+
+    def __init__(self) -> None:
+        self.steps: list[tuple[str, int]] = []
+        self.may_go_on = threading.Semaphore(0)
+        self.fails = False
+
+    def __call__(self, operator: str, parallelism: int) -> Iterator[int]:
+        for number in range(2):
+            self.may_go_on.acquire()
+            self.steps.append((operator, parallelism))
+            if self.fails:
+                raise OSError("no room")
+            yield number
+
+    def go_on(self, steps: int) -> None:
+        """Let this many steps run, and wait for them."""
+        before = len(self.steps)
+        self.may_go_on.release(steps)
+        wait_until(lambda: len(self.steps) == before + steps, what="the steps")
+
+
+def numbers(rescaling: Rescaling) -> list[int]:
+    """Begin a batch; return the parallelism of its operators."""
+    return [info.parallelism for info in rescaling.taken(INFOS)]
+
+
+def switched(rescaling: Rescaling, expected: list[int]) -> None:
+    """Wait for a batch with these numbers."""
+    wait_until(lambda: numbers(rescaling) == expected, what="the batch that switches")
+
+
+def test_batch_switches_after_both_passes() -> None:
+    """Batches keep their parallelism until all tables were prepared twice; then one switches, for good."""
+    prepare = Preparation()
+    rescaling = Rescaling(INFOS, 128, prepare)
+    rescaling.request("one", 8)
+    prepare.go_on(2 * PASSES - 1)
+    assert numbers(rescaling) == [2, 4]
+
+    prepare.go_on(1)
+    switched(rescaling, [8, 4])
+
+    assert numbers(rescaling) == [8, 4]
+    assert rescaling.parallelism == {"one": 8, "two": 4}
+    assert prepare.steps == [("one", 8)] * 2 * PASSES
+
+
+def test_later_request_replaces_an_earlier_one() -> None:
+    """A preparation that nobody wants any more ends after its step, and its number never counts."""
+    prepare = Preparation()
+    rescaling = Rescaling(INFOS, 128, prepare)
+    rescaling.request("one", 8)
+    rescaling.request("one", 3)
+    rescaling.request("two", 1)
+    prepare.may_go_on.release(100)
+    switched(rescaling, [3, 1])
+
+    assert prepare.steps.count(("one", 8)) <= 1
+    rescaling.request("two", 6)
+    switched(rescaling, [3, 6])
+
+
+def test_present_number_withdraws_a_request() -> None:
+    """Tables that batches use are never prepared: asking for the present number only ends an earlier request."""
+    prepare = Preparation()
+    rescaling = Rescaling(INFOS, 128, prepare)
+    rescaling.request("one", 2)
+    rescaling.request("one", 8)
+    rescaling.request("one", 2)
+    prepare.may_go_on.release(100)
+    wait_until(lambda: not any(thread.name == "dstl-rescale" for thread in threading.enumerate()), what="its end")
+
+    assert numbers(rescaling) == [2, 4]
+    assert ("one", 2) not in prepare.steps
+
+
+def test_failed_preparation_does_not_prevent_the_switch() -> None:
+    """Tables that could not be prepared are restored by the batch that switches."""
+    prepare = Preparation()
+    prepare.fails = True
+    rescaling = Rescaling(INFOS, 128, prepare)
+    rescaling.request("one", 8)
+    prepare.go_on(1)
+
+    switched(rescaling, [8, 4])
+
+
+def test_ended_query_switches_no_more() -> None:
+    """After the end of the query, a preparation ends and changes nothing."""
+    prepare = Preparation()
+    rescaling = Rescaling(INFOS, 128, prepare)
+    rescaling.request("one", 8)
+    rescaling.close()
+    prepare.may_go_on.release(100)
+    wait_until(lambda: not any(thread.name == "dstl-rescale" for thread in threading.enumerate()), what="its end")
+
+    assert len(prepare.steps) <= 1
+    assert numbers(rescaling) == [2, 4]
+
+
+@pytest.mark.parametrize(("operator", "parallelism"), [("three", 2), ("one", 0), ("one", 129)])
+def test_impossible_requests_are_refused(operator: str, parallelism: int) -> None:
+    """An unknown operator, and a parallelism without a key group for each partition, are refused."""
+    rescaling = Rescaling(INFOS, 128, Preparation())
+
+    with pytest.raises(InvalidInputError):
+        rescaling.request(operator, parallelism)

@@ -7,6 +7,7 @@ HYPOTHESIS_PROFILE chooses a profile by name; without it, `ci` where the variabl
 from __future__ import annotations
 
 import os
+import signal
 from collections.abc import Generator
 from typing import TypeVar
 
@@ -20,6 +21,14 @@ IN_CI = bool(os.environ.get("CI"))
 # A JVM of the tests lives for seconds or minutes: its optimizing compiler would take more than it gives. All processes
 # that tests start inherit this.
 os.environ.setdefault("JAVA_TOOL_OPTIONS", "-XX:TieredStopAtLevel=1")
+
+# Programs that tests start report missed goals: STRICT=1 around the tests is not meant for them.
+for variable in ("STRICT", "SHORT"):
+    os.environ.pop(variable, None)
+
+# A shell starts background jobs with Ctrl-C ignored, and programs that tests start would inherit that.
+if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+    signal.signal(signal.SIGINT, signal.default_int_handler)
 
 # No deadline, and no check of how long drawing takes: both say more about the machine than about the code.
 _ANY_MACHINE = settings(deadline=None, suppress_health_check=[HealthCheck.too_slow])

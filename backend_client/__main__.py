@@ -1,4 +1,4 @@
-"""``python -m backend_client``: commands for whoever runs Spark's drivers."""
+"""``python -m backend_client``: commands for operators of Spark's drivers."""
 
 from __future__ import annotations
 

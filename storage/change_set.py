@@ -28,7 +28,7 @@ _CHANGES_PER_LOOK = 64
 
 DECODED_BYTES_FLOOR = 64 << 20
 DECODED_RATIO_MAX = 256
-"""A reader accepts payloads that grow at most so many times, or to the floor; others are stored uncompressed."""
+"""A reader accepts payloads that grow at most by this factor, or to the floor; others are stored uncompressed."""
 
 _PREFIX = struct.Struct("<Ii")
 _CONTINUATION = 0xFFFFFFFF

@@ -1,9 +1,9 @@
 """
 Tells whether a local disk has lost bytes of a file: the one rule for all who read files of tables. No I/O.
 
-A disk that has lost bytes reports an error when they, or what leads to them, are read. A retry never succeeds, so what
-is a cache has to be made anew. Other errors are transient, or of another cause: too many open files, too little memory,
-a full disk or quota. An error of a write is none either: what was there before may be whole.
+A disk that has lost bytes reports an error when they, or what leads to them, are read. A retry never succeeds, so a
+cache has to be rebuilt. Other errors are transient, or of another cause: too many open files, too little memory,
+a full disk or quota. An error of a write does not count either: earlier bytes may be whole.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 """
 Reads JSON that somebody else may have written: objects of a store, answers of peers. Pure.
 
-Whoever can write the store can write any document, with a valid checksum too: it must not lead to another error than
-one that callers turn into `CorruptDataError`.
+A user who can write the store can write any document, also with a valid checksum. It must lead to no error other than
+those that callers turn into `CorruptDataError`.
 """
 
 from __future__ import annotations

@@ -75,7 +75,7 @@ class Fault:
 
 class FaultyStore:
     """
-    A store that fails by script. Of several faults that match a call, the first remaining one applies.
+    A store that fails by script. If several faults match a call, the first remaining one applies.
 
     Args:
         inner: The wrapped store.

@@ -28,7 +28,7 @@ def merge_states(
     """
     Return declared variables with their stored numbers and earlier schemas; new ones get the next numbers.
 
-    A variable that is no longer declared stays unchanged. Of a deleted one only the number stays; if it is declared
+    A variable that is no longer declared stays unchanged. A deleted one keeps only its number; if it is declared
     again later, it starts empty with a new number.
 
     Raises:
@@ -64,8 +64,8 @@ def ids_to_delete(
         wanted: The variables of its checkpoint.
         recreated_states: Names of those that start empty in every batch.
     """
-    anew = {wanted[name].id for name in recreated_states}
-    kept = {info.id for info in wanted.values() if info.kind != DELETED} - anew
+    recreated = {wanted[name].id for name in recreated_states}
+    kept = {info.id for info in wanted.values() if info.kind != DELETED} - recreated
     return tuple(sorted(info.id for info in stored.values() if info.kind != DELETED and info.id not in kept))
 
 

@@ -3,8 +3,8 @@ The audit log of acts on jobs: log lines, and objects that only this module writ
 
     @audit/<job>/<time-ordered id>=<checksum of actor and act>.json
 
-Of each actor's acts of one kind the newest are kept, so nobody pushes what others did out of the record by repeating
-an act. No job can have the name ``@audit``, so the entries outlive the job. Best effort: an entry that cannot be stored
+The newest acts of each actor and kind are kept, so nobody pushes the acts of others out of the record by repeating
+one. No job can have the name ``@audit``, so the entries outlive the job. Best effort: an entry that cannot be stored
 is only in the process log, with a warning, and the act stands. Blocking I/O.
 """
 
@@ -73,7 +73,7 @@ class AuditTrail:
             self._prune(job, _kind_of(entry))
         except DstlError as error:
             self.failures += 1
-            logger.warning("an act is on record in the log only", extra={"act": act, "job": job, "error": str(error)})
+            logger.warning("an act is recorded only in the log", extra={"act": act, "job": job, "error": str(error)})
 
     def entries(self, job: str, on_damage: Callable[[str], object]) -> Iterator[AuditEntry]:
         """

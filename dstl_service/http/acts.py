@@ -34,7 +34,7 @@ class RecordWriter:
     def write(self, who: str, act: str, job: str, facts: dict[str, str]) -> None:
         """Queue an entry; returns at once."""
         if not self._admits(job):
-            logger.warning("an act is on record in the log only", extra={"who": who, "act": act, "job": job, **facts})
+            logger.warning("an act is recorded only in the log", extra={"who": who, "act": act, "job": job, **facts})
             return
         self._thread.submit(self._trail.record, who, act, job, **facts).add_done_callback(partial(self._written, job))
 
@@ -55,7 +55,7 @@ class RecordWriter:
             if not self._waiting[job]:
                 del self._waiting[job]
         if (error := done.exception()) is not None:
-            logger.error("an act is not on record", exc_info=error)
+            logger.error("an act is not recorded", exc_info=error)
 
 
 @dataclass(frozen=True, slots=True)

@@ -304,7 +304,9 @@ class ActiveJobs:
         try:
             return await self.forget_ended(job.name)
         except DstlError as error:  # `check_not_ended` repeats the check
-            logger.warning("it is not known whether the job was deleted", extra={"job": job.name, "error": str(error)})
+            logger.warning(
+                "the store did not tell whether the job was deleted", extra={"job": job.name, "error": str(error)}
+            )
             return None
 
     async def _look_for(self, name: str, epoch: int, job_uid: str) -> None:

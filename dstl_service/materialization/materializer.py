@@ -164,7 +164,7 @@ class Materializer:
         try:
             chosen = await asyncio.wait_for(self._shared.in_thread(choose), _CHOICE_HUNG_S)
         except (DstlError, TimeoutError) as error:
-            logger.warning("materializations left to a later checkpoint", extra={"job": job, "error": repr(error)})
+            logger.warning("materializations postponed to a later checkpoint", extra={"job": job, "error": repr(error)})
             return Reported()
         for handle in chosen.taken:
             self.metrics.named.labels(job, handle.operator).inc()
@@ -209,7 +209,7 @@ class Materializer:
                             await table.follow(job_store, newest)
                         table.let_go_if_late()
                 except DstlError as error:
-                    logger.warning("checkpoints not looked at", extra={"job": job, "error": str(error)})
+                    logger.warning("the newest checkpoint could not be read", extra={"job": job, "error": str(error)})
         finally:
             del self._watches[job]
 

@@ -141,7 +141,7 @@ def _open_below(root: Path, path: str) -> int:
     """
     Open a folder below a root; links may lead to the folder's parent, as long as that is below the root.
 
-    Whoever redirects the path meanwhile causes an error: below the root no link is followed, and each name is looked up
+    A path that is redirected meanwhile is an error: below the root no link is followed, and each name is looked up
     in the folder that was opened before.
     """
     above, name = os.path.split(path)

@@ -124,7 +124,7 @@ class TrackedTable:
         """Return whether its task is to make a snapshot at `version` now; if so, one is announced."""
         schedule, now_ms = self.schedule, self._now_ms()
         if schedule.is_unanswered(now_ms):
-            logger.warning("a task was asked for a snapshot and handed none over", extra=self.id.names)
+            logger.warning("a task did not hand over the requested snapshot", extra=self.id.names)
             self.own = None
             self._failed()
         if self.own is not None and self.own.stored is not None:
@@ -217,7 +217,7 @@ class TrackedTable:
         own, self.own = self.own, None
         if own is None:
             return
-        logger.warning("materialization was taken by no checkpoint", extra={**self.id.names, "uid": own.uid})
+        logger.warning("no checkpoint accepted the materialization", extra={**self.id.names, "uid": own.uid})
         now_ms = self._now_ms()
         must_report = self.schedule.untaken(now_ms) if own.stored is not None else self.schedule.failed(now_ms)
         self._count_failure(must_report=must_report)
@@ -307,7 +307,7 @@ class TrackedTable:
     def _give_up(self, own: PendingSnapshot, error: BaseException) -> None:
         facts = {**self.id.names, "error": str(error)}
         if isinstance(error, DamagedFileError):
-            logger.error("a local table is damaged, and will be restored anew", extra=facts)
+            logger.error("a damaged local table will be restored", extra=facts)
             self._shared.metrics.damaged.labels(*self._labels).inc()
             self._is_damaged = True
         elif isinstance(error, DstlError):

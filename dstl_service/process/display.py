@@ -1,8 +1,8 @@
 """
 Shows stored texts and times to a person at a terminal. Pure.
 
-Names, users and messages may come from the store: whoever writes it must not control the terminal of an administrator
-who looks at it, nor forge lines of a report.
+Names, users and messages may come from the store: a writer of the store must not control an administrator's terminal,
+nor forge lines of a report.
 """
 
 from __future__ import annotations

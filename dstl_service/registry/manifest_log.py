@@ -3,8 +3,8 @@ A job's manifests and fences: sequences to which owners append (see `dstl_servic
 
 Nothing is ever overwritten. An owner writes after the last entry that it saw, with create-if-absent: if another writer
 was quicker, the place is taken. Only checkpoints are deleted, long after others were appended. Fences stay for ever,
-since a freed place would admit an owner that was paused before it (I4). Of all entries at one id of a branch only the
-last can be a checkpoint, so accumulated fences need not be read. Blocking I/O.
+since a freed place would admit an owner that was paused before it (I4). Only the last entry
+at one id of a branch can be a checkpoint, so accumulated fences need not be read. Blocking I/O.
 """
 
 from __future__ import annotations

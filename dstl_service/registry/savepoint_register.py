@@ -230,9 +230,9 @@ class SavepointRegister:
         """
         Return the first entry of a register: what is listed where the register is lost, or was not copied.
 
-        Whoever makes a savepoint fills the first entry before, so pins of calls that run are not among them. Those of
-        calls that died may be; of two objects of one name the newer one is the savepoint. Objects of earlier versions
-        need no entry.
+        A call that makes a savepoint fills the first entry before, so pins of running calls are not among them, but
+        pins of calls that died may be; of two objects of one name the newer one is the savepoint. Objects of earlier
+        versions need no entry.
         """
         pinned = [one for one in sorted(savepoint_objects(self._store, self._folder)) if _is_of_this_version(one)]
         objects = frozenset({name_of(one): one for one in pinned}.values())

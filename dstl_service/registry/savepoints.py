@@ -223,8 +223,8 @@ class SavepointStore:
         """
         Delete a savepoint or a pin; objects that only it named become orphans.
 
-        Off the register first: a name there without its object stops deletions. Whoever dies behind that leaves a pin,
-        which the same call deletes when it is repeated.
+        It leaves the register first: a name there without its object stops deletions. A process that dies after that
+        leaves a pin, which the same call deletes when it is repeated.
 
         Raises:
             NotFoundError: There is none.

@@ -154,7 +154,7 @@ class Scheduler:
             self.trace.append(f"    {actor.name} ends: {error}")
         except GreenletExit:
             pass
-        except BaseException as error:  # noqa: BLE001 - whoever runs the schedule raises it
+        except BaseException as error:  # noqa: BLE001 - the schedule's caller raises it
             self.violation = self.violation or error
 
     def _switch(self, actor: Actor) -> None:
@@ -285,7 +285,7 @@ class ActorLoop(asyncio.BaseEventLoop):
         future = self.create_future()
         try:
             future.set_result(func(*args))
-        except Exception as error:  # noqa: BLE001 - whoever waits raises it
+        except Exception as error:  # noqa: BLE001 - the waiting caller raises it
             future.set_exception(error)
         return future
 

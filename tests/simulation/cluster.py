@@ -212,7 +212,7 @@ class SimulatedCluster:
             return
         try:
             result, error = function(), None
-        except Exception as raised:  # noqa: BLE001 - whoever waits raises it
+        except Exception as raised:  # noqa: BLE001 - the waiting caller raises it
             result, error = None, raised
         self.loop.call_later(self._delay_s() / 4, self._answer, process, future, result, error)
 

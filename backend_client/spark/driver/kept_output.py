@@ -39,9 +39,9 @@ class KeptOutput:
 
     def failed_reads(self) -> Iterator[str]:
         """
-        Yield why reads of the frame have failed, even if whoever read has caught the error (I18).
+        Yield why reads of the frame have failed, even if the reader has caught the error (I18).
 
-        Spark remembers the jobs that failed, whoever started them. Its record is a moment behind, and is waited for.
+        Spark remembers all jobs that failed. Its record lags behind by a moment, and is waited for.
         """
         until = time.monotonic() + _RECORD_TIMEOUT_S
         while is_record_behind(self._blocks, self._first_job):

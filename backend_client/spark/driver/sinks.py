@@ -91,7 +91,7 @@ def open_table(spark: SparkSession, name: str, request: SinkRequest) -> BatchFun
 
     def write_and_refresh(batch: DataFrame, batch_id: int) -> None:
         write(batch, batch_id)
-        spark.catalog.refreshTable(identifier)  # as Spark does: whoever has read the table before sees the new files
+        spark.catalog.refreshTable(identifier)  # as Spark does: a session that has read the table sees the new files
 
     return write_and_refresh
 

@@ -167,7 +167,7 @@ QUERIES = (
         "stateless-steps",
         {
             "stateless-steps": _first_line(programs.stateless_steps),
-            "float-keys": "Keys of several columns, with nulls, infinity and what is no number.",
+            "float-keys": "Keys of several columns, with nulls, infinities and NaN.",
         },
         programs.stateless_steps,
     ),

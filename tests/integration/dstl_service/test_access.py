@@ -101,7 +101,7 @@ class TestSocket:
 
     @pytest.mark.parametrize("kind", ["file", "folder", "link"])
     def test_other_things_are_left_alone(self, kind: str, folder: Path) -> None:
-        """A path that is not a socket is not removed, whoever named it."""
+        """A path that is not a socket is never removed."""
         path = folder / "s"
         if kind == "file":
             path.write_text("precious", encoding="utf-8")

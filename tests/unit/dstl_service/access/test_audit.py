@@ -65,7 +65,7 @@ def test_failing_store_does_not_stop_anybody(caplog: pytest.LogCaptureFixture) -
         trail.record("ann", "rewind", "job", target="1.0.x")
 
     assert trail.failures == 1
-    assert [record.message for record in caplog.records] == ["audit", "an act is on record in the log only"]
+    assert [record.message for record in caplog.records] == ["audit", "an act is recorded only in the log"]
     assert vars(caplog.records[0])["who"] == "ann"
 
 

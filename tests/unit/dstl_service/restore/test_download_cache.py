@@ -195,7 +195,7 @@ def test_other_objects_are_not_kept(shared: SharedCacheFolder) -> None:
 
 
 def test_large_object_is_read_in_parts(shared: SharedCacheFolder, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Of an object above the limit only the requested part is read, and nothing is kept."""
+    """Only the requested part of an object above the limit is read, and nothing is kept."""
     monkeypatch.setattr(download_cache, "OBJECT_BYTES_MAX", SIZE - 1)
     cache = shared.cache()
 

@@ -68,7 +68,7 @@ class CompleteRequest:
     announcements (see `dstl_service.formats.under_way.Announcement`), which the checkpoint lists, and handles of
     stored ones (see `storage.model.MaterializationHandle.to_dict`); those that belong to the state enter it.
     `closed_ms` is set where the batch was closed, see `CheckpointInfo`: then a partition may have two writers, of which
-    the one with the greater attempt wrote after the other, and numbered its sets after that one's.
+    the one with the greater attempt wrote behind the other, and numbered its sets behind that one's.
     """
 
     epoch: Number

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from dstl_service import __version__
 from dstl_service.commands.checkpoints import list_checkpoints, savepoints, set_back
 from dstl_service.commands.common import complain
-from dstl_service.commands.jobs import audit, delete, list_jobs, undelete
+from dstl_service.commands.jobs import audit, delete, list_jobs, rescale, undelete
 from dstl_service.commands.repair import check, collect
 from dstl_service.commands.serve import serve
 from storage.errors import DstlError
@@ -96,6 +96,13 @@ def _parser() -> argparse.ArgumentParser:
     back.add_argument("--json", action="store_true", help="report as a JSON document")
     back.add_argument("job")
     back.set_defaults(run=set_back)
+    scale = commands.add_parser(
+        "rescale", parents=[common], help="have a running query change the number of an operator's partitions"
+    )
+    scale.add_argument("job")
+    scale.add_argument("operator")
+    scale.add_argument("parallelism", type=int, help="the new number, 1 to the job's max_parallelism")
+    scale.set_defaults(run=rescale)
     verify = commands.add_parser(
         "fsck", parents=[common], help="verify manifests, objects and checksums of a job, or rebuild its registry"
     )

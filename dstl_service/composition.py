@@ -16,6 +16,7 @@ from typing import TypeVar, TypeVarTuple
 from dstl_service.checkpoints.catalog import Catalog
 from dstl_service.checkpoints.checkpointer import Checkpointer
 from dstl_service.checkpoints.job_opener import JobOpener
+from dstl_service.checkpoints.wanted_parallelism import WantedParallelism
 from dstl_service.collection.background_work import BackgroundWork
 from dstl_service.collection.tombstones import Deletions
 from dstl_service.compaction.compactor import Compactor
@@ -63,6 +64,7 @@ class Parts:
         intake: Takes change sets in.
         persister: Makes change sets durable.
         checkpointer: Completes checkpoints.
+        wanted_parallelism: Passes requests for a parallelism to drivers.
         restores: Advances tables to checkpoints.
         materializer: Stores snapshots of tables.
         background_work: Compacts and deletes after checkpoints.
@@ -82,6 +84,7 @@ class Parts:
     intake: Intake
     persister: Persister
     checkpointer: Checkpointer
+    wanted_parallelism: WantedParallelism
     restores: RestoreService
     materializer: Materializer
     background_work: BackgroundWork
@@ -174,6 +177,7 @@ def compose(settings: ServiceSettings, store: ObjectStore, clock: Clock, ids: Id
     background_work = BackgroundWork(
         settings.background_work, jobs, store, compactor, deletions, clock, ids, metrics.background_work, in_thread
     )
+    wanted = WantedParallelism(in_thread, clock)
     return Parts(
         service_id=service_id,
         metrics=metrics,
@@ -184,8 +188,9 @@ def compose(settings: ServiceSettings, store: ObjectStore, clock: Clock, ids: Id
         intake=intake,
         persister=persister,
         checkpointer=Checkpointer(
-            jobs, persister, materializer, background_work, clock, metrics.checkpoints, in_thread
+            jobs, persister, materializer, background_work, wanted, clock, metrics.checkpoints, in_thread
         ),
+        wanted_parallelism=wanted,
         restores=restores,
         materializer=materializer,
         background_work=background_work,

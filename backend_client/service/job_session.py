@@ -22,6 +22,7 @@ from backend_client.service.launcher import EmbeddedService
 from backend_client.settings import BackendSettings
 from dstl_service.wire import (
     BatchFigures,
+    BeginResponse,
     ChangeSetRef,
     CheckpointInfo,
     CheckpointRef,
@@ -134,15 +135,15 @@ class JobSession:
         """The checkpoint on which the next batch builds."""
         return self.latest.ref if self.latest else None
 
-    def begin(self, checkpoint_id: int) -> str:
+    def begin(self, checkpoint_id: int) -> BeginResponse:
         """
-        Start a checkpoint; return the id of the coordinator's process, which changes with every start.
+        Start a checkpoint; the answer has the id of the coordinator's process, which changes with every start.
 
         Raises:
             FencedError: Another driver took the job over.
         """
         answer = self._client.post(f"{self._path}/checkpoints/{checkpoint_id}/begin", {"epoch": self.epoch})
-        return str(answer["service_id"])
+        return BeginResponse(str(answer["service_id"]), answer.get("parallelism", {}))
 
     def plan(
         self,

@@ -4,7 +4,8 @@ Roles, and the right that each route requires. Pure.
     role       on named jobs, or on all                                     and on the service as a whole
     ---------  -----------------------------------------------------------  --------------------------------
     reader     see checkpoints and savepoints                               metrics and info, if of all jobs
-    operator   the same; create and delete savepoints, collect, abort       metrics and info, if of all jobs
+    operator   the same; create and delete savepoints, collect, abort,      metrics and info, if of all jobs
+               rescale
     writer     see the same; run: take over, append, complete, restore      metrics and info, if of all jobs
     full       everything, also what no other role may do
 
@@ -73,6 +74,7 @@ ROUTES: Mapping[tuple[str, str], tuple[Right, ...]] = {
     ("POST", f"{_JOB}/checkpoints/{{checkpoint_id}}/abort"): (Right.RUN, Right.OPERATE),
     ("PUT", f"{_JOB}/savepoints/{{savepoint}}"): (Right.OPERATE,),
     ("DELETE", f"{_JOB}/savepoints/{{savepoint}}"): (Right.OPERATE,),
+    ("PUT", f"{_JOB}/operators/{{operator}}/parallelism"): (Right.OPERATE,),
     ("POST", f"{_JOB}/garbage-collection"): (Right.OPERATE,),
 }
 

@@ -17,6 +17,7 @@ from dstl_service.checkpoints.builder import (
     check_size,
     check_writers,
 )
+from dstl_service.checkpoints.wanted_parallelism import WantedParallelism
 from dstl_service.collection.background_work import BackgroundWork
 from dstl_service.collection.job_maintenance import JobMaintenance
 from dstl_service.formats.manifest import Manifest
@@ -48,6 +49,7 @@ class Checkpointer:
         persister: Makes sets durable.
         materializer: Knows the snapshots that a checkpoint may take.
         background_work: Is told of new checkpoints, and provides compactions for them.
+        wanted: Knows the parallelism that was requested.
         clock: Dates manifests.
         metrics: The service's.
         in_thread: Runs a blocking call of a job.
@@ -59,6 +61,7 @@ class Checkpointer:
         persister: Persister,
         materializer: Materializer,
         background_work: BackgroundWork,
+        wanted: WantedParallelism,
         clock: Clock,
         metrics: CheckpointMetrics,
         in_thread: RunInThread,
@@ -67,16 +70,18 @@ class Checkpointer:
         self._persister = persister
         self._materializer = materializer
         self._background_work = background_work
+        self._wanted = wanted
         self._clock = clock
         self._metrics = metrics
         self._in_thread = in_thread
         self._pending: WeakKeyDictionary[ActiveJob, PlannedCheckpoint] = WeakKeyDictionary()
 
-    async def begin(self, name: str, checkpoint_id: int, epoch: int) -> None:
-        """Begin a checkpoint: sets of earlier tries at it are forgotten."""
+    async def begin(self, name: str, checkpoint_id: int, epoch: int) -> dict[str, int]:
+        """Begin a checkpoint: sets of earlier tries at it are forgotten. Return the requested parallelism."""
         job = await self._owned(name, epoch)
         self._jobs.begin_look(job, checkpoint_id)
         await job.discard_attempt(checkpoint_id)
+        return self._wanted.of(job, epoch)
 
     async def abort(self, name: str, checkpoint_id: int, epoch: int) -> None:
         """Abort a checkpoint: its sets are forgotten; stored ones become orphans."""

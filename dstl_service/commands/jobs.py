@@ -1,4 +1,4 @@
-"""Commands on whole jobs: list, delete, undelete, audit."""
+"""Commands on whole jobs: list, delete, undelete, audit, rescale."""
 
 from __future__ import annotations
 
@@ -30,6 +30,20 @@ def list_jobs(options: argparse.Namespace) -> int:
         tombstone = deletions.of(name) if name in deleted else None
         say(f"{name}  {tombstone.text}" if tombstone is not None else name)
     return _reported(damage)
+
+
+def rescale(options: argparse.Namespace) -> int:
+    """Request another parallelism for an operator of a job's running query."""
+    store, job_store = open_job(options)
+    deletions_of(store).check(options.job)
+    job_store.open(None)
+    job_store.request_parallelism(options.operator, options.parallelism)
+    record(store, "rescale", options.job, operator=options.operator, parallelism=str(options.parallelism))
+    say(
+        f"operator {options.operator} of job {options.job}: {options.parallelism} partitions requested; the running "
+        "query prepares their tables and then switches, and its log says so"
+    )
+    return 0
 
 
 def delete(options: argparse.Namespace) -> int:

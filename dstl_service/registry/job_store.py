@@ -18,12 +18,14 @@ from dstl_service.registry.known_indexes import KnownIndexes
 from dstl_service.registry.lives import Lives, life_folder, life_of, record_key
 from dstl_service.registry.manifest_log import place_of_manifest
 from dstl_service.registry.manifest_reader import is_checkpoint
+from dstl_service.registry.parallelism_requests import ParallelismRequests
 from dstl_service.registry.takeover import OwnedJob
 from dstl_service.registry.unfinished_objects import UnfinishedObjects
 from dstl_service.wire import CheckpointRef
 from storage.checksum import checksum64
 from storage.clock import Clock, IdSource
 from storage.errors import ConflictError, CorruptDataError, FencedError, InvalidInputError, NotFoundError
+from storage.key_groups import check_parallelism
 from storage.model import ObjectInfo
 from storage.object_store import ObjectStore, exists
 from storage.validation import KEY_GROUP_MAX
@@ -41,6 +43,7 @@ class JobStore(OwnedJob):
         super().__init__(store, job, clock, ids)
         self.indexes = KnownIndexes(store)
         self.unfinished = UnfinishedObjects(store)
+        self.parallelism_requests = ParallelismRequests(store, self._folder)
         self._swept: Place | None = None
 
     def open(self, max_parallelism: int | None) -> None:
@@ -190,6 +193,29 @@ class JobStore(OwnedJob):
                 job=self._job,
             )
         return self.keep(name, manifest)
+
+    def request_parallelism(self, operator: str, parallelism: int) -> tuple[int, dict[str, int]]:
+        """
+        Request a parallelism for an operator of the running query; return the epoch and all its requests.
+
+        Of two calls at the same time one may be lost.
+
+        Raises:
+            NotFoundError: The newest checkpoint has no such operator.
+            InvalidInputError: The parallelism is out of bounds.
+        """
+        latest, epoch = self.frontier()
+        names = sorted(info.name for info in latest.operators) if latest else []
+        if operator not in names:
+            raise NotFoundError(
+                f"job {self._job!r} has no operator {operator!r}; its newest checkpoint has: "
+                f"{', '.join(names) or 'none'}",
+                job=self._job,
+            )
+        check_parallelism(parallelism, self.max_parallelism)
+        wanted = {**self.parallelism_requests.of(epoch), operator: parallelism}
+        self.parallelism_requests.put(epoch, wanted)
+        return epoch, wanted
 
     def delete_manifests(self, refs: Sequence[CheckpointRef]) -> None:
         """

@@ -117,6 +117,13 @@ class BatchFigures:
 
 
 @dataclass(frozen=True, slots=True)
+class ParallelismRequest:
+    """How many partitions an operator of the running query shall have."""
+
+    parallelism: Parallelism
+
+
+@dataclass(frozen=True, slots=True)
 class SavepointRequest:
     """Which checkpoint a savepoint keeps; null: the newest."""
 

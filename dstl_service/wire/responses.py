@@ -60,9 +60,14 @@ class OpenedJob(JobInfo):
 
 @dataclass(frozen=True, slots=True)
 class BeginResponse:
-    """Which process coordinates the checkpoint; sets that other processes received must reach it or be durable."""
+    """
+    Which process coordinates the checkpoint; sets that other processes received must reach it or be durable.
+
+    `parallelism` is what was requested for operators of the running query, by name.
+    """
 
     service_id: str
+    parallelism: dict[str, int] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)

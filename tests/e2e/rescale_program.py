@@ -15,6 +15,7 @@ from pathlib import Path
 from pyspark.sql import DataFrame, SparkSession
 
 from backend_client import ChangelogStateBackend
+from dstl_service.cli import main as dstl
 from storage.errors import InvalidInputError
 from tests.e2e.support import (
     OUTPUT,
@@ -47,7 +48,7 @@ class Observed(Collected):
 
 
 def run(spark: SparkSession, folder: Path, local_dir: Path) -> None:
-    """Run the query with 2, 5, 1 and 3 partitions, without a stop."""
+    """Run the query with 2, 5, 1 and 3 partitions, without a stop; an administrator asks for 1."""
     (folder / "in").mkdir()
     backend = ChangelogStateBackend(
         f"file://{folder / 'store'}", job="job", local_dir=str(local_dir), parallelism=2, patience_s=30
@@ -67,8 +68,12 @@ def run(spark: SparkSession, folder: Path, local_dir: Path) -> None:
         return collected.seen[-1] == {"Totals": parallelism}
 
     assert is_after_batch_with(2)
+    command = ["rescale", "--storage", backend.settings.storage, "job", "Totals"]
     for parallelism in (5, 1, 3):
-        backend.rescale("Totals", parallelism)
+        if parallelism == 1:
+            assert dstl([*command, "1"]) == 0
+        else:
+            backend.rescale("Totals", parallelism)
         wait_until(partial(is_after_batch_with, parallelism), what=f"a batch with {parallelism} partitions")
     assert is_after_batch_with(3)
     for operator, number, reason in (("Other", 2, "running operators: Totals"), ("Totals", 10**6, "within 1")):

@@ -177,13 +177,15 @@ class BatchRunner:
 
     def _execute(self, frame: DataFrame, batch_id: int, tries: int) -> BatchProgress:
         session, offsets = self._session, self._log.offsets(batch_id) or ""
+        begun = session.begin(batch_id)
+        self.rescaling.follow(begun.parallelism)
         context = BatchContext(
             settings=self._settings,
             job_uid=session.job_uid,
             epoch=session.epoch,
             checkpoint_id=batch_id,
             base=session.base,
-            coordinator_id=session.begin(batch_id),
+            coordinator_id=begun.service_id,
             time=self._times.time(offsets, session.latest),
         )
         work = _Work(context, offsets)

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import logging
 import threading
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import chain
 
@@ -55,6 +55,7 @@ class Rescaling:
         self._lock = threading.Lock()
         self._wanted: dict[str, int] = {}
         self._ready: dict[str, int] = {}
+        self._followed: dict[str, int] = {}
         self._worker: threading.Thread | None = None
         self._is_closed = False
 
@@ -87,6 +88,16 @@ class Rescaling:
             if self._worker is None and not self._is_closed:
                 self._worker = threading.Thread(target=self._work, name="dstl-rescale", daemon=True)
                 self._worker.start()
+
+    def follow(self, wanted: Mapping[str, int]) -> None:
+        """Request what an administrator has requested through the coordinator, each change once."""
+        news = {operator: number for operator, number in wanted.items() if self._followed.get(operator) != number}
+        self._followed.update(news)
+        for operator, parallelism in news.items():
+            try:
+                self.request(operator, parallelism)
+            except InvalidInputError as error:
+                logger.warning("a request for another parallelism is ignored: %s", error)
 
     def taken(self, infos: Sequence[OperatorInfo]) -> list[OperatorInfo]:
         """Return the operators with the parallelism of the batch that begins; what is ready counts from now on."""

@@ -42,8 +42,7 @@ async def show_checkpoint(job: JobName, checkpoint_id: CheckpointId, parts: Serv
 @router.post("/{checkpoint_id}/begin")
 async def begin(job: JobName, checkpoint_id: CheckpointId, body: EpochRequest, parts: ServiceParts) -> BeginResponse:
     """Start a checkpoint; what was received for an earlier try at it is forgotten."""
-    await parts.checkpointer.begin(job, checkpoint_id, body.epoch)
-    return BeginResponse(parts.service_id)
+    return BeginResponse(parts.service_id, await parts.checkpointer.begin(job, checkpoint_id, body.epoch))
 
 
 @router.post("/{checkpoint_id}/flush", status_code=status.HTTP_204_NO_CONTENT)

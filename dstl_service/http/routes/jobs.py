@@ -3,17 +3,28 @@
 from __future__ import annotations
 
 import os
+from typing import Annotated
 
-from fastapi import APIRouter, Request, Response, status
+from fastapi import APIRouter, Path, Request, Response, status
 
 from dstl_service import __version__
 from dstl_service.collection.garbage_collector import GarbageReport
 from dstl_service.http.acts import Acts
 from dstl_service.http.requests import JobName, ServiceParts
 from dstl_service.metrics.service import CONTENT_TYPE
-from dstl_service.wire import BatchFigures, JobInfo, OpenedJob, OpenJob, ServiceInfo
+from dstl_service.wire import (
+    NAME_PATTERN,
+    BatchFigures,
+    JobInfo,
+    OpenedJob,
+    OpenJob,
+    ParallelismRequest,
+    ServiceInfo,
+)
 
 router = APIRouter(tags=["jobs"])
+
+_OperatorName = Annotated[str, Path(pattern=NAME_PATTERN, description="Name of the operator.")]
 
 
 @router.get("/health")
@@ -57,6 +68,16 @@ async def collect_garbage(job: JobName, parts: ServiceParts, acts: Acts, dry_run
     if not dry_run:
         acts.record("collect garbage", job)
     return report
+
+
+@router.put("/v1/jobs/{job}/operators/{operator}/parallelism")
+async def request_parallelism(
+    job: JobName, operator: _OperatorName, body: ParallelismRequest, parts: ServiceParts, acts: Acts
+) -> dict[str, int]:
+    """Have the running query change an operator's parallelism; returns all such requests since the query started."""
+    wanted = await parts.wanted_parallelism.request(await parts.jobs.stored(job), operator, body.parallelism)
+    acts.record("rescale", job, operator=operator, parallelism=body.parallelism)
+    return wanted
 
 
 @router.post("/v1/jobs/{job}/batches", status_code=status.HTTP_204_NO_CONTENT)

@@ -93,6 +93,22 @@ def test_present_number_withdraws_a_request() -> None:
     assert ("one", 2) not in prepare.steps
 
 
+def test_requests_of_an_administrator_count_once(caplog: pytest.LogCaptureFixture) -> None:
+    """What each begin repeats is requested once; a later request of the program itself then wins."""
+    prepare = Preparation()
+    prepare.may_go_on.release(100)
+    rescaling = Rescaling(INFOS, 128, prepare)
+    rescaling.follow({"one": 8, "three": 1})
+    switched(rescaling, [8, 4])
+    rescaling.request("one", 5)
+    rescaling.follow({"one": 8, "three": 1})
+    switched(rescaling, [5, 4])
+
+    rescaling.follow({"one": 6})
+    switched(rescaling, [6, 4])
+    assert caplog.text.count("no stateful operator 'three'") == 1
+
+
 def test_failed_preparation_does_not_prevent_the_switch() -> None:
     """Tables that could not be prepared are restored by the batch that switches."""
     prepare = Preparation()

@@ -21,7 +21,31 @@ def main(arguments: Sequence[str] | None = None) -> int:
     )
     archive.add_argument("file", type=Path, help="the archive, about 170 MB")
     archive.add_argument("options", nargs="*", help="after --: spark-submit's options of the jobs, such as --packages")
+    archive.set_defaults(run=_write_class_archive)
+    recommended = commands.add_parser(
+        "recommended-settings",
+        help="print the settings of Spark for pinned partitions and fast recovery",
+        description="Print the settings of Spark that a query on several hosts needs, as options of spark-submit.",
+    )
+    recommended.set_defaults(run=_print_recommended_settings)
     options = parser.parse_args(arguments)
+    result: int = options.run(options)
+    return result
+
+
+def _print_recommended_settings(_: argparse.Namespace) -> int:
+    from backend_client.spark.api.recommended_settings import recommended_settings  # PySpark takes a second to import
+
+    reason = ""
+    for one in recommended_settings():
+        if one.reason != reason:
+            reason = one.reason
+            sys.stdout.write(f"# {reason}\n")
+        sys.stdout.write(f"{one.option}\n")
+    return 0
+
+
+def _write_class_archive(options: argparse.Namespace) -> int:
     from backend_client.spark.api.class_archive import write_class_archive  # PySpark takes a second to import
 
     try:

@@ -7,7 +7,6 @@ without its state.
 
 from __future__ import annotations
 
-import argparse
 from functools import partial
 from itertools import groupby
 from pathlib import Path
@@ -17,6 +16,7 @@ from pyspark.sql import DataFrame, SparkSession
 from backend_client import ChangelogStateBackend
 from dstl_service.cli import main as dstl
 from storage.errors import InvalidInputError
+from tests.e2e.local_cluster import run_on_cluster
 from tests.e2e.support import (
     OUTPUT,
     Collected,
@@ -28,7 +28,6 @@ from tests.e2e.support import (
     stored_totals,
     write_input,
 )
-from tests.sidecars import end_sidecars
 from tests.waiting import wait_until
 
 FILES = random_input(seed=70, batches=200, rows=100, keys=40)
@@ -95,26 +94,5 @@ def refusal(backend: ChangelogStateBackend, operator: str, parallelism: int) -> 
     raise AssertionError("the request was accepted")
 
 
-def main() -> None:
-    """Run the program."""
-    parser = argparse.ArgumentParser()
-    parser.add_argument("--folder", type=Path, required=True)
-    parser.add_argument("--local-dir", type=Path, required=True)
-    options = parser.parse_args()
-    spark = (
-        SparkSession.builder.master("local-cluster[2,1,1024]")
-        .config("spark.ui.enabled", "false")
-        .config("spark.ui.showConsoleProgress", "false")
-        .config("spark.driver.host", "127.0.0.1")
-        .config("spark.shuffle.reduceLocality.enabled", "false")
-        .getOrCreate()
-    )
-    try:
-        run(spark, options.folder, options.local_dir)
-    finally:
-        spark.stop()
-        end_sidecars(options.local_dir)
-
-
 if __name__ == "__main__":
-    main()
+    run_on_cluster(run, 1, {"spark.shuffle.reduceLocality.enabled": "false"})

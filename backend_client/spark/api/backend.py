@@ -20,6 +20,7 @@ from backend_client.spark.api.install import Installation, install
 from backend_client.spark.api.operators import OperatorInput, TransformOptions, columnar_operator, row_operator
 from backend_client.spark.api.plan import StatefulDataFrame, StatefulGroupedData
 from backend_client.spark.api.query_jobs import ProgressReports, QueryJobs
+from backend_client.spark.api.recommended_settings import RecommendedSetting, recommended_settings
 from backend_client.spark.columns import grouping_columns
 from backend_client.spark.private.session import grouped_frame, is_classic_grouped
 from backend_client.spark.query import Query
@@ -83,6 +84,19 @@ class ChangelogStateBackend:
                 "transformWithStateInPandas": installed.transform_with_state_in_pandas,
             },
         )
+
+    @staticmethod
+    def recommended_settings(spark: SparkSession | None = None) -> list[RecommendedSetting]:
+        """
+        Return the settings of Spark that a query on several hosts needs for pinned partitions and fast recovery.
+
+        Each has its reason, and the application's own value if `spark` is given. Spark reads them when an application
+        starts: ``python -m backend_client recommended-settings`` prints them as options of ``spark-submit``.
+        """
+        if spark is None:
+            return recommended_settings()
+        conf = spark.sparkContext.getConf()
+        return recommended_settings(conf.get)
 
     def rescale(self, operator: str, parallelism: int, *, query: str | None = None) -> None:
         """

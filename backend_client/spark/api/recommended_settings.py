@@ -1,0 +1,67 @@
+"""
+The settings of Spark that a query on several hosts needs for pinned partitions and fast recovery. Pure.
+
+Spark reads them when an application starts, so they belong on `spark-submit`'s command line or in the builder of the
+session. A query is correct without them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from backend_client.spark.driver.pinning import LOCALITY_WAIT, REDUCE_LOCALITY
+
+
+@dataclass(frozen=True, slots=True)
+class RecommendedSetting:
+    """
+    One setting.
+
+    Args:
+        name: Its name.
+        value: The recommended value.
+        reason: What it is for.
+        present: The application's value, None if it was not set.
+    """
+
+    name: str
+    value: str
+    reason: str
+    present: str | None = None
+
+    @property
+    def is_met(self) -> bool:
+        """Whether the application has this value."""
+        return self.present is not None and self.present.lower() == self.value
+
+    @property
+    def option(self) -> str:
+        """The setting as an option of `spark-submit`."""
+        return f"--conf {self.name}={self.value}"
+
+
+_HANG = "a task that hangs, with its host or alone, is started elsewhere after a second; only one attempt counts"
+_LOSS = "an executor that stops answering is lost after 5 s instead of 120 s; raise it if pauses of Java take longer"
+
+_SETTINGS = (
+    RecommendedSetting(REDUCE_LOCALITY, "false", "partitions stay with the executors that have their tables"),
+    RecommendedSetting(LOCALITY_WAIT, "500ms", "a partition waits this long for its executor, then runs elsewhere"),
+    RecommendedSetting("spark.speculation", "true", _HANG),
+    RecommendedSetting("spark.speculation.minTaskRuntime", "1s", _HANG),
+    RecommendedSetting("spark.speculation.interval", "100ms", _HANG),
+    RecommendedSetting("spark.speculation.quantile", "0.5", _HANG),
+    RecommendedSetting("spark.executor.heartbeatInterval", "1s", _LOSS),
+    RecommendedSetting("spark.network.timeoutInterval", "1s", _LOSS),
+    RecommendedSetting("spark.storage.blockManagerHeartbeatTimeoutMs", "5000", _LOSS),
+)
+
+
+def recommended_settings(present: Callable[[str], str | None] = lambda _: None) -> list[RecommendedSetting]:
+    """
+    Return all recommended settings.
+
+    Args:
+        present: Returns the application's value of a setting, None if it was not set.
+    """
+    return [RecommendedSetting(one.name, one.value, one.reason, present(one.name)) for one in _SETTINGS]

@@ -33,6 +33,7 @@ from dstl_service.peers.registry import Announcement, PeerRegistry
 from dstl_service.process.fair_slots import FairSlots
 from dstl_service.process.job_threads import NO_JOB, JobThreads, RunInThread
 from dstl_service.restore.download_cache import DownloadCache
+from dstl_service.restore.read_ahead import ReadAhead
 from dstl_service.restore.segment_cache import SegmentCache
 from dstl_service.restore_service import RestoreService
 from dstl_service.settings import ServiceSettings
@@ -136,7 +137,8 @@ def compose(settings: ServiceSettings, store: ObjectStore, clock: Clock, ids: Id
     io_threads, upload_threads = JobThreads(settings.io_threads, "io"), ThreadPerCall("upload")
     in_thread, look = io_threads.run, _looks(io_threads.run, settings.io_threads)
     cache = SegmentCache(settings.cache.bytes_max)
-    downloads = _downloads(settings, store, clock, ids)
+    ahead = ReadAhead(settings.cache.parts_ahead)
+    downloads = _downloads(settings, store, clock, ids, ahead)
     service_id, metrics = ids.unique_id(), ServiceMetrics()
     uploader = Uploader(store, upload_threads, settings.upload, ids, settings.host_id, slots=settings.upload.threads)
     room = InFlightLimiter(
@@ -169,7 +171,9 @@ def compose(settings: ServiceSettings, store: ObjectStore, clock: Clock, ids: Id
     materializer = Materializer(
         settings.materialization, store, clock, ids, ThreadPerCall("materialize"), metrics.registry
     )
-    restores = RestoreService(jobs, persister, materializer, downloads, cache, clock, metrics.restores, in_thread)
+    restores = RestoreService(
+        jobs, persister, materializer, downloads, cache, ahead, clock, metrics.restores, in_thread
+    )
     deletions = Deletions(store, clock, ids)
     patient = replace(settings.upload, timeout_ms=max(settings.upload.timeout_ms, _BACKGROUND_TIMEOUT_MS))
     background = Uploader(store, upload_threads, patient, ids, settings.host_id)
@@ -202,10 +206,12 @@ def compose(settings: ServiceSettings, store: ObjectStore, clock: Clock, ids: Id
     )
 
 
-def _downloads(settings: ServiceSettings, store: ObjectStore, clock: Clock, ids: IdSource) -> DownloadCache:
+def _downloads(
+    settings: ServiceSettings, store: ObjectStore, clock: Clock, ids: IdSource, ahead: ReadAhead
+) -> DownloadCache:
     cache = settings.cache
     bytes_max = cache.disk_bytes_max if settings.keeps_downloads else 0
-    return DownloadCache(store, cache.folder, bytes_max, cache.idle_s, clock, ids, settings.trust)
+    return DownloadCache(store, cache.folder, bytes_max, cache.idle_s, clock, ids, settings.trust, ahead=ahead)
 
 
 def _peer_registry(settings: ServiceSettings, store: ObjectStore, look: RunInThread, clock: Clock) -> PeerRegistry:

@@ -26,6 +26,7 @@ from dstl_service.restore.plan import (
     read_plan,
     read_snapshots,
 )
+from dstl_service.restore.read_ahead import ReadAhead
 from dstl_service.restore.segment_cache import SegmentCache
 from dstl_service.wire import ChangeSetRef, CheckpointRef
 from storage.checksum import BytesLike
@@ -49,6 +50,7 @@ class RestoreService:
         materializer: Tells when a table's snapshot is due, and which tables are damaged.
         downloads: Downloads of immutable objects, on disk.
         cache: Recent change sets, in memory.
+        ahead: Reads from the store what a table needs next.
         clock: The only source of time.
         metrics: Metrics of restores.
         in_thread: Runs a job's blocking read of the registry.
@@ -61,6 +63,7 @@ class RestoreService:
         materializer: Materializer,
         downloads: DownloadCache,
         cache: SegmentCache,
+        ahead: ReadAhead,
         clock: Clock,
         metrics: RestoreMetrics,
         in_thread: RunInThread,
@@ -70,6 +73,7 @@ class RestoreService:
         self._materializer = materializer
         self._downloads = downloads
         self._cache = cache
+        self._ahead = ahead
         self._clock = clock
         self._metrics = metrics
         self._in_thread = in_thread
@@ -111,7 +115,7 @@ class RestoreService:
         held = await self._persister.held(job, refs)
         handles = [item for item in held if isinstance(item, SegmentHandle)]
         if handles:
-            stored = read_handles(handles, self._downloads, self._cache)
+            stored = read_handles(handles, self._downloads, self._cache, self._ahead)
             return ((handle.entry.id, handle.entry.checksum, payload) for handle, payload in stored)
         return ((item.id, item.checksum, item.payload) for item in held if isinstance(item, Segment))
 
@@ -130,13 +134,13 @@ class RestoreService:
     def payloads(self, plan: RestorePlan) -> Iterator[tuple[SegmentHandle, BytesLike]]:
         """Yield a plan's payloads; blocking unless `is_at_hand`."""
         started_ms = self._clock.monotonic_ms()
-        yield from read_plan(plan, self._downloads, self._cache)
+        yield from read_plan(plan, self._downloads, self._cache, self._ahead)
         # The client takes a payload about when it has applied the one before, so this measures its replay.
         self._materializer.replayed(plan.log_bytes, self._clock.monotonic_ms() - started_ms)
 
     def snapshots(self, plan: RestorePlan) -> SnapshotStream:
         """Yield the files of a plan's materializations; blocking."""
-        return read_snapshots(plan, self._downloads)
+        return read_snapshots(plan, self._downloads, self._ahead)
 
     async def joined(self, name: str, pieces: Iterator[bytes]) -> bytes:
         """Join a job's pieces, read in a thread."""
@@ -149,3 +153,4 @@ class RestoreService:
     def close(self) -> None:
         """Release the threads."""
         self._threads.close()
+        self._ahead.close()

@@ -70,9 +70,12 @@ class CacheSettings:
     """Disk space for downloads, which restoring tables share; 0 keeps none."""
     idle_s: int = 600
     """A download that was not read for this time is removed."""
+    parts_ahead: int = 16
+    """Parts of restores, up to 4 MB each, that are read from the storage before their tables need them; 0 reads none
+    ahead."""
 
     def __post_init__(self) -> None:
-        check_at_least(0, self, "bytes_max", "disk_bytes_max")
+        check_at_least(0, self, "bytes_max", "disk_bytes_max", "parts_ahead")
         check_at_least(1, self, "idle_s")
 
 

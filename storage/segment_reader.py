@@ -9,7 +9,7 @@ A ranged read does not detect bytes after the stated end of an object; they belo
 from __future__ import annotations
 
 from collections import Counter, defaultdict
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Collection, Iterable, Iterator, Sequence
 
 from storage.errors import CorruptDataError, NotFoundError
 from storage.model import SegmentEntry, SegmentHandle
@@ -62,6 +62,14 @@ def read_segments(store: ObjectReader, handles: Sequence[SegmentHandle]) -> Iter
             del payloads_of[key]
 
 
+def bytes_to_read(handles: Iterable[SegmentHandle]) -> int:
+    """Return how many bytes `read_segments` reads and holds for handles, gaps between ranges not counted."""
+    wanted: Counter[tuple[str, int]] = Counter()
+    for handle in handles:
+        wanted[handle.object_key, handle.object_size_bytes] += handle.entry.size_bytes
+    return sum(size if _is_read_whole(size, part) else part for (_, size), part in wanted.items())
+
+
 def read_index(store: ObjectReader, key: str, object_size: int) -> list[SegmentEntry]:
     """
     Read the index of an object, for callers without handles; payloads are not checked.
@@ -103,11 +111,15 @@ def _read_object(store: ObjectReader, handles: Sequence[SegmentHandle]) -> _Payl
     wanted = {handle.entry for handle in handles}
     wanted_bytes = sum(entry.size_bytes for entry in wanted)
     try:
-        if object_size <= WHOLE_OBJECT_BYTES_MAX or wanted_bytes >= WHOLE_OBJECT_SHARE_MIN * object_size:
+        if _is_read_whole(object_size, wanted_bytes):
             return _read_whole(store, key, object_size, wanted)
         return _read_ranges(store, key, object_size, wanted)
     except NotFoundError as error:
         raise CorruptDataError(f"object {key} named by a checkpoint is missing", key=key, store=store.url) from error
+
+
+def _is_read_whole(object_size: int, wanted_bytes: int) -> bool:
+    return object_size <= WHOLE_OBJECT_BYTES_MAX or wanted_bytes >= WHOLE_OBJECT_SHARE_MIN * object_size
 
 
 def _read_whole(store: ObjectReader, key: str, object_size: int, wanted: set[SegmentEntry]) -> _Payloads:

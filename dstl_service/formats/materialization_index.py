@@ -12,7 +12,6 @@ the new one only while its state still has all parents (I11).
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
@@ -30,7 +29,7 @@ FILE_BYTES_MAX = 2**40
 CHUNK_BYTES = 4 << 20
 _NAME = re.compile(r"[0-9]{6,20}\.sst|MANIFEST-[0-9]{6,20}|CURRENT")
 _CHECKSUM = re.compile(r"[0-9a-f]{32}")
-_FILE_KEY = re.compile(rf"[/=]({_CHECKSUM.pattern})-[0-9]+\.(?:sst|meta)\Z")
+_FILE_KEY = re.compile(rf"[/=]({_CHECKSUM.pattern})-([0-9]{{1,15}})\.(?:sst|meta)\Z")
 
 
 def is_table_file(name: str) -> bool:
@@ -132,6 +131,12 @@ def is_named_by_content(key: str) -> bool:
     return _FILE_KEY.search(key) is not None
 
 
+def size_in_key(key: str) -> int | None:
+    """Return the size that a table file's key holds; None for other keys."""
+    named = _FILE_KEY.search(key)
+    return int(named[2]) if named is not None else None
+
+
 def matches_checksum(key: str, checksum: str) -> bool:
     """Return whether a table file's key holds this checksum; see `storage.checksum.checksum128`."""
     named = _FILE_KEY.search(key)
@@ -207,25 +212,24 @@ def find_index(
         return None
 
 
-def read_file(store: ObjectReader, file: SnapshotFile) -> Iterator[tuple[int, bytes]]:
+def piece_offsets(file: SnapshotFile) -> range:
+    """Return where the pieces of a file begin in which it is read; an empty file has one empty piece."""
+    return range(0, max(1, file.size_bytes), CHUNK_BYTES)
+
+
+def read_piece(store: ObjectReader, file: SnapshotFile, offset: int) -> bytes:
     """
-    Yield a file's bytes with their offsets, at least one piece; the caller verifies the checksum.
+    Read the piece of a file that begins at `offset`; the caller verifies the checksum.
 
     Raises:
         CorruptDataError: The object is missing or too short; names it.
     """
-    offset = 0
-    while True:
-        size = min(CHUNK_BYTES, file.size_bytes - offset)
-        try:
-            yield offset, store.get_range(file.object_key, offset, size)
-        except NotFoundError:
-            raise CorruptDataError(
-                f"object {file.object_key} of a materialization is missing; run `dstl fsck`", object_key=file.object_key
-            ) from None
-        offset += size
-        if offset >= file.size_bytes:
-            return
+    try:
+        return store.get_range(file.object_key, offset, min(CHUNK_BYTES, file.size_bytes - offset))
+    except NotFoundError:
+        raise CorruptDataError(
+            f"object {file.object_key} of a materialization is missing; run `dstl fsck`", object_key=file.object_key
+        ) from None
 
 
 def _from_dict(document: dict[str, Any]) -> MaterializationIndex:

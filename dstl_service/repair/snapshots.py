@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Iterator
 
-from dstl_service.formats.materialization_index import SnapshotFile, read_file, read_index
+from dstl_service.formats.materialization_index import SnapshotFile, piece_offsets, read_index, read_piece
 from dstl_service.materialization.table_file_check import check_table_file
 from dstl_service.repair.scan import damage
 from storage.checksum import checksum128
@@ -93,7 +93,7 @@ class StoredSnapshots:
 
 def _check_file(store: ObjectReader, file: SnapshotFile, names: Collection[str]) -> tuple[int, str | None]:
     try:
-        data = b"".join(piece for _, piece in read_file(store, file))
+        data = b"".join(read_piece(store, file, offset) for offset in piece_offsets(file))
     except CorruptDataError as error:
         return 0, error.message
     if checksum128(data) != file.checksum:

@@ -17,9 +17,10 @@ import threading
 from collections import OrderedDict
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
+from functools import lru_cache, partial
 from pathlib import Path
 
-from dstl_service.formats.materialization_index import is_named_by_content, matches_checksum
+from dstl_service.formats.materialization_index import matches_checksum, size_in_key
 from dstl_service.metrics.downloads import DownloadFigures
 from dstl_service.restore.download_files import (
     DownloadedFile,
@@ -31,6 +32,7 @@ from dstl_service.restore.download_files import (
     remove_file,
     remove_part,
 )
+from dstl_service.restore.read_ahead import NOTHING_AHEAD, PART_BYTES_MAX, Part, ReadAhead
 from storage.checksum import checksum64, running_checksum128
 from storage.clock import Clock, IdSource
 from storage.model import ObjectInfo
@@ -39,8 +41,8 @@ from storage.private_folder import OWN, Trust
 
 OBJECT_BYTES_MAX = 64 * 1024 * 1024
 """Larger objects are never held in memory completely."""
-PIECE_BYTES = 16 * 1024 * 1024
-"""A larger file of a snapshot is downloaded in pieces of this size."""
+PIECE_BYTES = PART_BYTES_MAX
+"""A larger file of a snapshot is downloaded in pieces of this size, several at a time."""
 _SIZES_KNOWN = 100_000
 
 
@@ -66,6 +68,7 @@ class DownloadCache:
         ids: Names this process's part of the folder.
         trust: Owners whose folders may be on the path to the files.
         figures: Counters to update; its own by default.
+        ahead: Downloads the pieces of a file.
     """
 
     def __init__(
@@ -78,6 +81,7 @@ class DownloadCache:
         ids: IdSource,
         trust: Trust = OWN,
         figures: DownloadFigures | None = None,
+        ahead: ReadAhead = NOTHING_AHEAD,
     ) -> None:
         self._store = store
         self._home = (folder or Path(tempfile.gettempdir())).absolute() / f"dstl-downloads-{os.geteuid()}"
@@ -89,12 +93,13 @@ class DownloadCache:
         self._lock = threading.Lock()
         self._files: OrderedDict[str, DownloadedFile] = OrderedDict()
         self._downloads: dict[str, _Download] = {}
-        self._sizes: OrderedDict[str, int] = OrderedDict()
+        self._size_of = lru_cache(_SIZES_KNOWN)(lambda key: store.head(key).size_bytes)  # which never changes
         self._folder: Path | None = None
         self._folder_lock = -1
         self._sweeper: threading.Thread | None = None
         self._closed = threading.Event()
         self._last_name = 0
+        self._ahead = ahead
         self.figures = figures or DownloadFigures()
 
     @property
@@ -118,16 +123,16 @@ class DownloadCache:
             if part is not None:
                 return part
             # Other readers will want most of the object.
-            object_bytes = self._size_of(key)
-            if object_bytes <= OBJECT_BYTES_MAX:
-                data = self._shared(key)
-                if data is not None and offset + size <= len(data):
-                    return data[offset : offset + size]
-            elif object_bytes <= self._bytes_max and is_named_by_content(key):
-                self._shared_file(key, object_bytes)
+            file_bytes = size_in_key(key)
+            if file_bytes is not None and PIECE_BYTES < file_bytes <= self._bytes_max:
+                self._shared_file(key, file_bytes)
                 part = self._from_file(key, offset, size)
                 if part is not None:
                     return part
+            elif (file_bytes or self._size_of(key)) <= OBJECT_BYTES_MAX:
+                data = self._shared(key)
+                if data is not None and offset + size <= len(data):
+                    return data[offset : offset + size]
         return self._store.get_range(key, offset, size)
 
     def head(self, key: str) -> ObjectInfo:
@@ -151,18 +156,6 @@ class DownloadCache:
         for _, file in files:
             remove_file(file.path)
         self._leave_folder()
-
-    def _size_of(self, key: str) -> int:
-        """Return the size of an object, which never changes; cached after one request."""
-        with self._lock:
-            known = self._sizes.get(key)
-        if known is None:
-            known = self._store.head(key).size_bytes
-            with self._lock:
-                self._sizes[key] = known
-                while len(self._sizes) > _SIZES_KNOWN:
-                    self._sizes.popitem(last=False)
-        return known
 
     def _shared(self, key: str) -> bytes | None:
         """Download an object, or wait for a running download; None if that one failed."""
@@ -238,9 +231,12 @@ class DownloadCache:
         """Download a file of a snapshot piece by piece; keep it if its checksum matches."""
         hasher = running_checksum128()
 
+        def part(begin: int) -> Part[bytes]:
+            size = min(PIECE_BYTES, size_bytes - begin)
+            return Part(partial(self._store.get_range, key, begin, size), size)
+
         def pieces() -> Iterator[bytes]:
-            for begin in range(0, size_bytes, PIECE_BYTES):
-                piece = self._store.get_range(key, begin, min(PIECE_BYTES, size_bytes - begin))
+            for piece in self._ahead.in_order(map(part, range(0, size_bytes, PIECE_BYTES))):
                 hasher.update(piece)
                 yield piece
 

@@ -11,12 +11,21 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from functools import partial
 from itertools import groupby
 from typing import TypeAlias
 
 from dstl_service.formats.manifest import Manifest, select_handles, state_up_to
-from dstl_service.formats.materialization_index import MaterializationIndex, SnapshotFile, read_file, read_index
+from dstl_service.formats.materialization_index import (
+    CHUNK_BYTES,
+    MaterializationIndex,
+    SnapshotFile,
+    piece_offsets,
+    read_index,
+    read_piece,
+)
 from dstl_service.registry.job_store import JobStore
+from dstl_service.restore.read_ahead import NOTHING_AHEAD, PART_BYTES_MAX, Part, ReadAhead
 from dstl_service.restore.segment_cache import SegmentCache
 from dstl_service.restore.truncation import bases_of, key_groups_by_materialization, key_groups_of_segment
 from dstl_service.wire import CheckpointRef
@@ -26,7 +35,7 @@ from storage.key_group_sets import KeyGroups
 from storage.key_groups import KeyGroupRange
 from storage.model import MaterializationHandle, SegmentHandle
 from storage.object_store import ObjectReader
-from storage.segment_reader import read_segments
+from storage.segment_reader import bytes_to_read, read_segments
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,6 +78,7 @@ SnapshotStream: TypeAlias = Iterator[
     tuple[PlannedMaterialization, MaterializationIndex, Iterator[tuple[SnapshotFile, int, bytes]]]
 ]
 """Each materialization with its index and its files, piece by piece: file, offset, bytes."""
+_Payloads: TypeAlias = Iterator[tuple[SegmentHandle, BytesLike]]
 
 
 def plan_restore(
@@ -131,29 +141,31 @@ def plan_step(
     return RestorePlan(False, key_groups, select_handles(manifest.segments, operator, key_groups))
 
 
-def read_plan(plan: RestorePlan, store: ObjectReader, cache: SegmentCache) -> Iterator[tuple[SegmentHandle, BytesLike]]:
+def read_plan(
+    plan: RestorePlan, store: ObjectReader, cache: SegmentCache, ahead: ReadAhead = NOTHING_AHEAD
+) -> Iterator[tuple[SegmentHandle, BytesLike]]:
     """
     Yield the payloads of a plan's segments in order, from the cache where possible.
 
     Raises:
         CorruptDataError: An object is missing, damaged or truncated; names it.
     """
-    return read_handles(plan.handles, store, cache)
+    return read_handles(plan.handles, store, cache, ahead)
 
 
 def read_handles(
-    wanted: Sequence[SegmentHandle], store: ObjectReader, cache: SegmentCache
+    wanted: Sequence[SegmentHandle], store: ObjectReader, cache: SegmentCache, ahead: ReadAhead = NOTHING_AHEAD
 ) -> Iterator[tuple[SegmentHandle, BytesLike]]:
     """
     Yield these segments in the order given; see `read_plan`.
 
     Payloads load lazily: a consumed payload is not held, and a waiting one only if it shares an object with a consumed
-    one.
+    one, or is read ahead.
     """
-    for _, group in groupby(wanted, key=lambda handle: handle.entry.id.checkpoint_id):
-        handles = list(group)
-        missing = {id(handle) for handle in handles if cache.get(handle) is None}
-        stored = read_segments(store, [handle for handle in handles if id(handle) in missing])
+    steps = [list(step) for _, step in groupby(wanted, key=lambda handle: handle.entry.id.checkpoint_id)]
+    for handles, (missing, stored) in zip(
+        steps, ahead.in_order(_missing_part(step, store, cache) for step in steps), strict=True
+    ):
         for handle in handles:
             if id(handle) in missing:
                 yield next(stored)
@@ -163,13 +175,39 @@ def read_handles(
                 yield from read_segments(store, [handle])
 
 
-def read_snapshots(plan: RestorePlan, store: ObjectReader) -> SnapshotStream:
+def read_snapshots(plan: RestorePlan, store: ObjectReader, ahead: ReadAhead = NOTHING_AHEAD) -> SnapshotStream:
     """
     Yield the snapshots of a plan.
 
     Raises:
         CorruptDataError: An object is missing or too short; names it.
     """
-    for planned in plan.materializations:
-        index = read_index(store, planned.handle)
-        yield planned, index, ((file, offset, data) for file in index.files for offset, data in read_file(store, file))
+    indexes = ahead.in_order(Part(partial(read_index, store, item.handle), 0) for item in plan.materializations)
+    for planned, index in zip(plan.materializations, indexes, strict=True):
+        yield planned, index, _pieces(index, store, ahead)
+
+
+def _missing_part(
+    handles: Sequence[SegmentHandle], store: ObjectReader, cache: SegmentCache
+) -> Part[tuple[set[int], _Payloads]]:
+    """Return the part that reads a checkpoint's segments that are not in the cache; it also says which."""
+    missing = [handle for handle in handles if cache.get(handle) is None]
+    size_bytes = bytes_to_read(missing)
+
+    def read() -> tuple[set[int], _Payloads]:
+        stored: _Payloads = read_segments(store, missing)
+        # Read ahead, they must be in memory; a large part is read in its own turn, object by object.
+        return {id(handle) for handle in missing}, (iter(list(stored)) if size_bytes <= PART_BYTES_MAX else stored)
+
+    return Part(read, size_bytes)
+
+
+def _pieces(
+    index: MaterializationIndex, store: ObjectReader, ahead: ReadAhead
+) -> Iterator[tuple[SnapshotFile, int, bytes]]:
+    """Yield a snapshot's files. The first piece of each is read ahead: it brings the whole file to this host's disk."""
+    first_pieces = ahead.in_order(Part(partial(read_piece, store, file, 0), CHUNK_BYTES) for file in index.files)
+    for file, piece in zip(index.files, first_pieces, strict=True):
+        yield file, 0, piece
+        for offset in piece_offsets(file)[1:]:
+            yield file, offset, read_piece(store, file, offset)

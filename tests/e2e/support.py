@@ -64,15 +64,13 @@ class Totals(StatefulProcessor):
 
 def write_input(folder: Path, files: Files) -> None:
     """
-    Write one JSON file per batch, in an order that Spark's file source keeps; files that are there stay.
+    Write one JSON file per batch, in an order that Spark's file source keeps.
 
     A query may list the folder meanwhile: it sees a file only once it is whole and has its time.
     """
     folder.mkdir(parents=True, exist_ok=True)
     for number, rows in enumerate(files):
         path, hidden = folder / f"{number:05d}.json", folder / f".{number:05d}.json"
-        if path.exists():
-            continue
         hidden.write_text("".join(json.dumps({"k": k, "v": v}) + "\n" for k, v in rows), encoding="utf-8")
         os.utime(hidden, (1_700_000_000 + number, 1_700_000_000 + number))
         hidden.rename(path)

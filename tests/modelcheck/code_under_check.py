@@ -29,7 +29,7 @@ from dstl_service.peers.client import PeerClient
 from dstl_service.registry.job_store import JobStore
 from dstl_service.restore.plan import plan_restore, read_plan, read_snapshots
 from dstl_service.restore.segment_cache import SegmentCache
-from dstl_service.settings import GcSettings, ServiceSettings
+from dstl_service.settings import CacheSettings, GcSettings, ServiceSettings
 from dstl_service.wire import ChangeSetRef, CheckpointRef, CompleteRequest, OpenJob, OperatorInfo
 from storage.change_set import decode_change_set, encode_change_set
 from storage.key_groups import KeyGroupRange
@@ -69,6 +69,7 @@ class Process:
         settings = ServiceSettings(
             "memory://model",
             host_id=f"host-{cluster.processes}",
+            cache=CacheSettings(parts_ahead=0),
             retention=RetentionSettings(checkpoints_max=RETAINED),
             gc=GcSettings(interval_s=0),
             compaction=CompactionSettings(floor_bytes=1, log_ratio_max=0.1) if compacts else CompactionSettings(),

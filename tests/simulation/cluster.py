@@ -21,7 +21,7 @@ from dstl_service.composition import Parts, compose
 from dstl_service.formats.checkpoint_record import read_note
 from dstl_service.intake.change_sets import BatchSettings
 from dstl_service.peers.client import PeerClient
-from dstl_service.settings import GcSettings, ServiceSettings
+from dstl_service.settings import CacheSettings, GcSettings, ServiceSettings
 from dstl_service.wire import ChangeSetRef, CheckpointRef
 from storage.errors import ClosedError, LostChangesError, OverloadedError, UnavailableError
 from storage.memory_store import MemoryStore
@@ -106,6 +106,7 @@ class Process:
             host_id=f"host-{host}",
             advertised_url=HOSTS[host],
             checkpoint_timeout_s=10,
+            cache=CacheSettings(parts_ahead=0),  # the simulation has no threads
             batch=BatchSettings(size_bytes=3_000, in_flight_bytes_max=30_000),
             compaction=CompactionSettings(floor_bytes=1),
             retention=RetentionSettings(checkpoints_max=CHECKPOINTS_RETAINED, delay_s=30),

@@ -156,7 +156,7 @@ def test_damaged_table_enters_no_snapshot(job: MaterializingJob, monkeypatch: py
 
     assert job.restored(2, "tables") == job.state
     assert job.metric("dstl_tables_damaged_total") >= 1
-    assert "a local table is damaged" in job.sidecar.log()
+    assert "a damaged local table will be restored" in job.sidecar.log()
 
 
 @pytest.mark.parametrize("moment", ["file", "stored"])

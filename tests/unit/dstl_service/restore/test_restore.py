@@ -7,7 +7,9 @@ import pytest
 from dstl_service.checkpoints.rewind import rewind
 from dstl_service.formats.manifest import Manifest, ManifestKind, is_complete_due, state_up_to
 from dstl_service.registry.job_store import JobStore
+from dstl_service.restore import plan
 from dstl_service.restore.plan import RestorePlan, plan_restore, read_handles, read_plan
+from dstl_service.restore.read_ahead import PARTS_EACH, ReadAhead
 from dstl_service.restore.segment_cache import SegmentCache
 from dstl_service.wire import CheckpointRef
 from storage.errors import CorruptDataError, NotFoundError
@@ -17,6 +19,7 @@ from storage.model import SegmentHandle
 from storage.object_store import ObjectStore
 from storage.testing import FakeIds, RecordingStore
 from tests.unit.dstl_service.samples import manifest, opened, segment, stored
+from tests.waiting import wait_until
 
 GROUPS = KeyGroupRange(0, 9)
 
@@ -216,8 +219,9 @@ def one_checkpoint(store: ObjectStore, objects: int) -> list[SegmentHandle]:
     ]
 
 
-def test_objects_are_read_when_they_are_due() -> None:
+def test_objects_of_a_large_checkpoint_are_read_when_they_are_due(monkeypatch: pytest.MonkeyPatch) -> None:
     """Memory holds only the part of a large checkpoint that is being sent, even if it is all of one group."""
+    monkeypatch.setattr(plan, "PART_BYTES_MAX", 0)
     store = RecordingStore(MemoryStore())
     handles = one_checkpoint(store, 3)
 
@@ -226,6 +230,24 @@ def test_objects_are_read_when_they_are_due() -> None:
         seen.append((bytes(payload), store.count("get", "*.seg")))
 
     assert seen == [(b"0", 1), (b"1", 2), (b"2", 3)]
+
+
+def test_log_is_read_ahead() -> None:
+    """The objects of the next checkpoints are on their way while one is sent; each is read once, in any case."""
+    store = RecordingStore(MemoryStore())
+    handles = [
+        stored(store, [segment(payload=b"%d" % number, checkpoint_id=number)], f"job/segments/host/{number}.seg")[0]
+        for number in range(10)
+    ]
+    payloads = read_handles(handles, store, SegmentCache(1000), ReadAhead(8))
+
+    found = [next(payloads)]
+    wait_until(lambda: store.count("get", "*.seg") >= PARTS_EACH, what="the requests of the next checkpoints")
+    assert store.count("get", "*.seg") <= PARTS_EACH + 1
+    found += payloads
+
+    assert [bytes(payload) for _, payload in found] == [b"%d" % number for number in range(10)]
+    assert sorted(store.keys("get", "*.seg")) == sorted(handle.object_key for handle in handles)
 
 
 def test_payload_that_memory_dropped_is_read() -> None:

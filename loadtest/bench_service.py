@@ -15,7 +15,7 @@ from collections.abc import Sequence
 from tools.reporting.figures import Figure, format_number
 from tools.reporting.target import TargetReport, is_set
 
-MODULES = ("hedging", "outage", "ingest", "objects", "compaction")
+MODULES = ("hedging", "outage", "ingest", "objects", "compaction", "restore")
 """Modules of `loadtest.service_figures`, in the order in which they run."""
 
 

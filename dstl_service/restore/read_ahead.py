@@ -16,7 +16,7 @@ from typing import Generic, TypeVar
 
 PART_BYTES_MAX = 4 << 20
 """A larger part is read when its turn comes, so that memory stays bounded."""
-PARTS_EACH = 4
+PARTS_EACH = 8
 """Parts that one reader has under way."""
 
 _T = TypeVar("_T")

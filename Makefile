@@ -33,7 +33,7 @@ export PYSPARK_DRIVER_PYTHON := $(PY)
 unexport SPARK_HOME SPARK_CONF_DIR PYTHONPATH PYTHONHOME
 
 ##@ Use it
-.PHONY: help setup demo attack bench bench-growth bench-restart bench-smoke bench-service chaos chaos-service chaos-blocks load load-web stack stack-check
+.PHONY: help setup demo attack bench bench-growth bench-rescale bench-restart bench-smoke bench-service chaos chaos-service chaos-blocks load load-web stack stack-check
 
 help: ## Show this list
 	@awk 'BEGIN { FS = ":.*## " } \
@@ -50,6 +50,9 @@ bench: $(STAMP) ## Compare with Spark's transformWithState, workload by workload
 
 bench-growth: $(STAMP) ## Measure 100 thousand to 10 million keys, and 5 million rows in one partition; ONLY=memory, SHORT=1, STRICT=1
 	SHORT=$(SHORT) STRICT=$(STRICT) $(PY) -m loadtest.bench.growth $(if $(ONLY),--only $(ONLY))
+
+bench-rescale: $(STAMP) ## Measure the batches of a query that changes from 4 to 8 and to 3 partitions; SHORT=1, STRICT=1
+	SHORT=$(SHORT) STRICT=$(STRICT) $(PY) -m loadtest.bench_rescale
 
 bench-restart: $(STAMP) ## Compare the time from a driver's start to its first batch on existing state; SHORT=1, STRICT=1
 	SHORT=$(SHORT) STRICT=$(STRICT) $(PY) -m loadtest.bench_restart

@@ -61,9 +61,7 @@ def measure(*, short: bool) -> list[Figure]:
         folder = Path(name)
         server.create_bucket(BUCKET)
         with _service(server, folder / "stored") as service:
-            base, state = store_table(
-                ServiceClient(service.address, patience_s=60), folder, 2_000 if short else 200_000
-            )
+            base, state = store_table(service, folder, 2_000 if short else 200_000)
         for what, key_groups, goal in _RESTORES:
             wanted = {key: value for key, value in state.items() if key_groups.contains(int.from_bytes(key[:2], "big"))}
             with _service(server, folder / key_groups.to_text()) as service:

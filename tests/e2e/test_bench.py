@@ -1,8 +1,9 @@
-"""`make bench` and `make bench-restart`, with few rows: every line can be measured on both sides."""
+"""`make bench`, `bench-restart` and `bench-rescale`, with few rows: every line can be measured."""
 
 from __future__ import annotations
 
 import json
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -44,3 +45,18 @@ def test_starts_of_a_driver_are_measured(tmp_path: Path) -> None:
     assert [figure["unit"] for figure in figures] == ["s", "s", "s", "ratio", "ratio"]
     theirs, ours, archived, *ratios = (figure["value"] for figure in figures)
     assert ratios == [pytest.approx(ours / theirs), pytest.approx(archived / theirs)]
+
+
+def test_batches_of_a_rescaled_query_are_measured(tmp_path: Path) -> None:
+    """The query switches twice, every batch counts its rows once, and the page has a plot."""
+    command = [sys.executable, "-m", "loadtest.bench_rescale", "--short"]
+    environment = {**os.environ, "PYTHONPATH": str(Path(__file__).parents[2]), "PYSPARK_PYTHON": sys.executable}
+    done = subprocess.run(command, cwd=tmp_path, env=environment, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stdout + done.stderr
+
+    figures = json.loads((tmp_path / "reports/bench-rescale.json").read_text(encoding="utf-8"))
+    values = {figure["name"]: figure["value"] for figure in figures}
+    assert values["batches with another count than their rows"] == 0
+    assert values["switches"] == 2
+    assert {"batch that switches to 8 / median", "batch that switches to 3 / median"} < values.keys()
+    assert "<svg" in (tmp_path / "reports/bench-rescale.html").read_text(encoding="utf-8")

@@ -17,6 +17,7 @@ TARGETS = (
     "attack",
     "bench",
     "bench-growth",
+    "bench-rescale",
     "bench-restart",
     "bench-service",
     "bench-smoke",

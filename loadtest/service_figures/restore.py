@@ -39,7 +39,8 @@ _ALWAYS_DUE = {
     "DSTL_MATERIALIZATION_INTERVAL_S": "1",
     "DSTL_COMPACTION_ENABLED": "false",
 }
-_WAIT_S = 300.0
+_WAIT_S = 120.0
+_LOG_TAIL_CHARS = 3_000
 
 State = dict[bytes, bytes]
 
@@ -98,7 +99,8 @@ def store_table(service: ServiceProcess, folder: Path, keys: int) -> tuple[Check
             assert job.base is not None
             return job.base, state
         if time.monotonic() > until:
-            raise TimeoutError(f"no snapshot was stored within {_WAIT_S:g} s")
+            log_tail = service.log()[-_LOG_TAIL_CHARS:]
+            raise TimeoutError(f"no snapshot was stored within {_WAIT_S:g} s; the end of its log:\n{log_tail}")
 
 
 def restored(

@@ -34,6 +34,7 @@ VALUE_BYTES = 1024
 _RESTORES = (("own key groups", ALL_KEY_GROUPS, 150), ("half of the key groups", KeyGroupRange(0, 63), 60))
 """What is restored, and the goal in MB of state per CPU second."""
 _ALWAYS_DUE = {
+    "DSTL_MATERIALIZATION_ENABLED": "true",  # whatever the environment says
     "DSTL_MATERIALIZATION_LOG_FLOOR_BYTES": "1",
     "DSTL_MATERIALIZATION_LOG_RATIO": "0",
     "DSTL_MATERIALIZATION_INTERVAL_S": "1",

@@ -83,6 +83,7 @@ def test_unknown_setting_has_the_default(spark: SparkSession) -> None:
     assert session.setting(spark, "spark.sql.of.another.version", "of ours") == "of ours"
 
 
+@pytest.mark.usefixtures("spark")
 def test_schema_is_parsed() -> None:
     """Spark's public parser parses schema texts; it only needs a session to exist."""
     assert DataType.fromDDL("a int, b string").jsonValue() == StructType.fromDDL("a int, b string").jsonValue()

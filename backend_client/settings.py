@@ -75,6 +75,11 @@ class BackendSettings:
     """How long a task tries to reach its sidecar."""
     checkpoint_timeout_s: float = 600.0
     """How long a checkpoint may wait for the storage."""
+    links: bool = True
+    """On a cluster, sidecars that started themselves connect to the driver's, which listens on `spark.driver.host`, so
+    that all tasks of a host share objects. Off: each task outside the driver's host stores its own."""
+    link_port: int = 0
+    """Port of the driver's host on which its sidecar listens for them; 0: any free one."""
     sidecar_idle_exit_s: int = 600
     """A sidecar that started itself stops after this time without a request."""
     sidecar_config_file: str | None = None
@@ -97,6 +102,7 @@ class BackendSettings:
         for name in ("preemptive_bytes", "batch_tries_max", "patience_s", "checkpoint_timeout_s"):
             self._check_number(name, 0)
         self._check_number("local_idle_s", 0, whole=True)
+        self._check_number("link_port", -1, 65535, whole=True)
         self._check_number("sidecar_idle_exit_s", -1, whole=True)
         if not isinstance(self.local_dir, str) or (self.local_dir and not os.path.isabs(self.local_dir)):
             raise InvalidInputError(f"local_dir must be the absolute path of a folder, not {self.local_dir!r}")

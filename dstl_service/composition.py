@@ -1,9 +1,9 @@
 """
 Composes the parts of a service: the only module that knows the dependencies between parts.
 
-Each part gets parts that were made before it. Only the room of change sets calls two later parts, which are themselves
-made with it. All state in the parts is a cache of the store or change sets that are not durable yet, so the process may
-be killed at any time.
+Each part gets parts that were made before it. Only the room of change sets and the links call later parts, which are
+themselves made with them. All state in the parts is a cache of the store or change sets that are not durable yet, so
+the process may be killed at any time.
 """
 
 from __future__ import annotations
@@ -25,6 +25,10 @@ from dstl_service.intake.handle_check import HandleCheck
 from dstl_service.intake.in_flight_limiter import InFlightLimiter
 from dstl_service.intake.intake import Intake
 from dstl_service.intake.persister import Persister
+from dstl_service.link_service import LinkService
+from dstl_service.links.calls import LinkCalls
+from dstl_service.links.dialer import LinkDialer
+from dstl_service.links.hub import LinkHub
 from dstl_service.materialization.materializer import Materializer
 from dstl_service.metrics.service import ServiceMetrics
 from dstl_service.peers.calls import PeerCalls
@@ -70,6 +74,7 @@ class Parts:
         materializer: Stores snapshots of tables.
         background_work: Compacts and deletes after checkpoints.
         announcement: Announces this service's address to other hosts.
+        links: Connects hosts without an address to the coordinators of their jobs.
         io_threads: Run blocking calls of jobs.
         note_threads: Parse the notes in requests.
         upload_threads: Run upload attempts.
@@ -90,6 +95,7 @@ class Parts:
     materializer: Materializer
     background_work: BackgroundWork
     announcement: Announcement
+    links: LinkService
     io_threads: JobThreads
     note_threads: JobThreads
     upload_threads: ThreadPerCall
@@ -113,6 +119,7 @@ class Parts:
         """Stop, wait for uploads within their share of `shutdown_timeout_s`, and release the threads."""
         self.background_work.close()
         await self.intake.stopped()
+        await self.links.close()
         await self.materializer.close()
         self.intake.close()
         self.upload_threads.shutdown(wait=False, cancel_futures=True)
@@ -160,7 +167,12 @@ def compose(settings: ServiceSettings, store: ObjectStore, clock: Clock, ids: Id
         settings.peers.calls_per_host_max,
         settings.peer_timeout_s,
     )
-    persister = Persister(intake, jobs, calls, HandleCheck(store, look), service_id)
+    note_threads = JobThreads(NOTES_AT_ONCE, "note")
+    hub = LinkHub(service_id, lambda job, body: links.answer(job, body))  # noqa: PLW0108 - made further down
+    dialer = LinkDialer(service_id, lambda job, body: links.answer(job, body))  # noqa: PLW0108 - made further down
+    link_calls = LinkCalls(hub, dialer, settings.peer_timeout_s)
+    persister = Persister(intake, jobs, calls, link_calls, HandleCheck(store, look), service_id)
+    links = LinkService(jobs, persister, hub, dialer, note_threads)
     metrics.watch(
         lambda: room.used_bytes,
         lambda: sum(job.book.queued for job in jobs),
@@ -200,7 +212,8 @@ def compose(settings: ServiceSettings, store: ObjectStore, clock: Clock, ids: Id
         background_work=background_work,
         announcement=announcement,
         io_threads=io_threads,
-        note_threads=JobThreads(NOTES_AT_ONCE, "note"),
+        links=links,
+        note_threads=note_threads,
         upload_threads=upload_threads,
         downloads=downloads,
     )

@@ -36,6 +36,11 @@ class IdSource(Protocol):
         ...
 
 
+def new_secret() -> str:
+    """Return a text of 43 characters with 256 random bits, for a token; nobody, and no test, foresees it."""
+    return secrets.token_urlsafe(32)
+
+
 class SystemClock:
     """The clock of this host."""
 

@@ -29,8 +29,10 @@ from dstl_service.wire import (
     CompleteRequest,
     CompleteResponse,
     JobInfo,
+    LinkAddress,
     OpenedJob,
     OpenJob,
+    OpenLinks,
     OperatorInfo,
     StateInfo,
     parse_tokens,
@@ -144,6 +146,21 @@ class JobSession:
         """
         answer = self._client.post(f"{self._path}/checkpoints/{checkpoint_id}/begin", {"epoch": self.epoch})
         return BeginResponse(str(answer["service_id"]), answer.get("parallelism", {}))
+
+    def open_links(self, host: str, bind_address: str, port: int) -> LinkAddress:
+        """
+        Have the coordinator accept links of other hosts; return the address for their tasks.
+
+        Args:
+            host: Under which other hosts reach the coordinator's host.
+            bind_address: On which the coordinator listens.
+            port: Its port; 0: any.
+
+        Raises:
+            InvalidInputError: The address cannot be listened on.
+        """
+        request = OpenLinks(self.epoch, host, bind_address, port)
+        return LinkAddress(**self._client.post(f"{self._path}/link-address", asdict(request)))
 
     def plan(
         self,

@@ -67,6 +67,8 @@ ROUTES: Mapping[tuple[str, str], tuple[Right, ...]] = {
     ("POST", f"{_JOB}/persist"): (Right.RUN,),
     ("POST", f"{_JOB}/read"): (Right.RUN,),
     ("POST", f"{_JOB}/batches"): (Right.RUN,),
+    ("POST", f"{_JOB}/link-address"): (Right.RUN,),
+    ("POST", f"{_JOB}/links"): (Right.RUN,),
     ("POST", f"{_JOB}/materializations"): (Right.RUN,),
     ("POST", f"{_JOB}/checkpoints/{{checkpoint_id}}/begin"): (Right.RUN,),
     ("POST", f"{_JOB}/checkpoints/{{checkpoint_id}}/flush"): (Right.RUN,),

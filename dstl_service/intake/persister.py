@@ -9,10 +9,12 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from typing import NamedTuple
 
 from dstl_service.intake.active_job import ActiveJob, ActiveJobs
 from dstl_service.intake.handle_check import HandleCheck, check_note_handle, checked_handle
 from dstl_service.intake.intake import Intake
+from dstl_service.links.calls import LinkCalls
 from dstl_service.peers.calls import PeerCalls
 from dstl_service.wire import NOTE_CHARS_MAX, ChangeSetRef
 from storage.errors import InvalidInputError, LostChangesError, UnavailableError
@@ -43,6 +45,13 @@ class Persisted:
         return self.handles if self.note is None else [*self.handles, self.note]
 
 
+class _Host(NamedTuple):
+    """Another host's service: its address, or the id of a process that has a link; and how it is called."""
+
+    name: str
+    calls: PeerCalls | LinkCalls
+
+
 class Persister:
     """
     Turns references into handles of durable sets.
@@ -51,16 +60,24 @@ class Persister:
         intake: Uploads the sets that this service holds.
         jobs: The jobs of this process.
         peers: Calls the services that hold the others.
+        links: Calls those of them that have no address.
         handles: Checks handles that come with a request against the store.
         service_id: Tells references of this process from others.
     """
 
     def __init__(
-        self, intake: Intake, jobs: ActiveJobs, peers: PeerCalls, handles: HandleCheck, service_id: str
+        self,
+        intake: Intake,
+        jobs: ActiveJobs,
+        peers: PeerCalls,
+        links: LinkCalls,
+        handles: HandleCheck,
+        service_id: str,
     ) -> None:
         self._intake = intake
         self._jobs = jobs
         self._peers = peers
+        self._links = links
         self._handles = handles
         self._service_id = service_id
 
@@ -125,29 +142,47 @@ class Persister:
             held = job.book.held([ref.change_set_id(job.name) for ref in refs])
             if held is not None:
                 return held
-        return (await self.persist(job, refs)).handles
+        return (await self.persist(job, await self._reachable(job.name, refs))).handles
+
+    async def _reachable(self, name: str, refs: Sequence[ChangeSetRef]) -> list[ChangeSetRef]:
+        """Have the coordinator persist the sets that only it can reach; return all references, those with handles."""
+        away = [
+            place
+            for place, ref in enumerate(refs)
+            if ref.handle is None and ref.service_url is None and ref.service_id != self._service_id
+        ]
+        found = list(refs)
+        if away and self._links.has_coordinator(name):
+            handles = await self._links.persist_by_coordinator(name, [refs[place] for place in away])
+            for place, handle in zip(away, handles, strict=True):
+                found[place] = replace(refs[place], handle=handle.to_dict())
+        return found
 
     async def _persist_away(
         self, name: str, refs: Sequence[ChangeSetRef], *, wait: bool, note: Segment | None
     ) -> Persisted:
         """Call each service of another host once for the sets that it holds; the first one stores the note."""
-        hosts: dict[str, list[int]] = {}
+        hosts: dict[tuple[str | None, str], list[int]] = {}
         for place, ref in enumerate(refs):
-            if ref.service_url is None:
+            by_link = ref.service_id if ref.service_url is None else ""
+            hosts.setdefault((ref.service_url, by_link), []).append(place)
+        asked: dict[_Host, list[int]] = {}
+        for (url, service_id), places in hosts.items():
+            if url is not None:
+                asked.setdefault(_Host(await self._peers.origin_of(name, url), self._peers), []).extend(places)
+            elif self._links.reaches(name, service_id):
+                asked[_Host(service_id, self._links)] = places
+            else:
                 raise LostChangesError(
-                    f"a change set of checkpoint {ref.checkpoint_id} was held by a service process that is gone; the "
-                    "batch must be executed again",
+                    f"a change set of checkpoint {refs[places[0]].checkpoint_id} was held by a service process that is "
+                    "gone; the batch must be executed again",
                     job=name,
                 )
-            hosts.setdefault(ref.service_url, []).append(place)
-        asked: dict[str, list[int]] = {}
-        for url, places in hosts.items():
-            asked.setdefault(await self._peers.origin_of(name, url), []).extend(places)
         notes = [note, *[None] * len(asked)]
         answers = await asyncio.gather(
             *(
-                self._ask(origin, name, [refs[place] for place in places], wait=wait, note=part)
-                for (origin, places), part in zip(asked.items(), notes, strict=False)
+                self._ask(host, name, [refs[place] for place in places], wait=wait, note=part)
+                for (host, places), part in zip(asked.items(), notes, strict=False)
             )
         )
         if not wait:
@@ -160,14 +195,14 @@ class Persister:
         return Persisted([found[place] for place in range(len(refs))], answers[0].note if answers else None)
 
     async def _ask(
-        self, origin: str, name: str, refs: Sequence[ChangeSetRef], *, wait: bool, note: Segment | None
+        self, host: _Host, name: str, refs: Sequence[ChangeSetRef], *, wait: bool, note: Segment | None
     ) -> Persisted:
         """Call one service; check that its handles belong to the sets and the note of the request."""
         # Without a URL in the references the called service calls no other: the successor of the process that received
         # a set would otherwise call itself for ever.
         wanted = [replace(ref, service_url=None) for ref in refs]
         text = None if note is None else str(note.payload, "ascii")
-        handles = await self._peers.persist(origin, name, wanted, wait=wait, note=text)
+        handles = await host.calls.persist(host.name, name, wanted, wait=wait, note=text)
         if not wait:
             return Persisted([])
         try:
@@ -179,5 +214,5 @@ class Persister:
             if note is not None:
                 check_note_handle(name, note, handles[-1])
         except InvalidInputError as error:
-            raise UnavailableError(f"service {origin} answered with wrong handles: {error.message}") from None
+            raise UnavailableError(f"service {host.name} answered with wrong handles: {error.message}") from None
         return Persisted.of(handles, len(refs))

@@ -93,7 +93,7 @@ class PeerClient:
             reported = error_from_dict(answer)
         except (ValueError, LookupError, TypeError, AttributeError, RecursionError):
             raise UnavailableError(f"service {url} answered with status {status} and an unreadable body") from None
-        raise _without_its_words(url, reported)
+        raise without_its_words(url, reported)
 
     def _ask(self, url: str, path: str, body: bytes, headers: dict[str, str], timeout_s: float) -> tuple[int, bytes]:
         """
@@ -149,7 +149,7 @@ def _read(response: http.client.HTTPResponse) -> bytes:
     return data
 
 
-def _without_its_words(url: str, reported: DstlError) -> DstlError:
+def without_its_words(url: str, reported: DstlError) -> DstlError:
     """Return an error of the same kind without the peer's message, which only the log gets."""
     if reported.kind is not ErrorKind.LOST_CHANGES:
         words = reported.message[:_LOGGED_CHARS_MAX]

@@ -52,6 +52,8 @@ class Limits:
 Number: TypeAlias = Annotated[int, Limits(strict=True, ge=0, le=NUMBER_MAX)]
 Partition: TypeAlias = Annotated[int, Limits(strict=True, ge=0, le=KEY_GROUP_MAX)]
 Parallelism: TypeAlias = Annotated[int, Limits(strict=True, ge=1, le=KEY_GROUP_MAX + 1)]
+Port: TypeAlias = Annotated[int, Limits(strict=True, ge=0, le=65535)]
+HostName: TypeAlias = Annotated[str, Limits(pattern=r"^[A-Za-z0-9._:%-]{1,255}$")]
 Flag: TypeAlias = Annotated[bool, Limits(strict=True)]
 Name: TypeAlias = Annotated[str, Limits(pattern=NAME_PATTERN)]
 Uid: TypeAlias = Annotated[str, Limits(pattern=UID_PATTERN)]

@@ -10,10 +10,12 @@ from dstl_service.wire.limits import (
     NOTE_CHARS_MAX,
     REFS_MAX,
     Flag,
+    HostName,
     Limits,
     Number,
     Parallelism,
     Partition,
+    Port,
     ShortText,
     Uid,
 )
@@ -121,6 +123,36 @@ class ParallelismRequest:
     """How many partitions an operator of the running query shall have."""
 
     parallelism: Parallelism
+
+
+@dataclass(frozen=True, slots=True)
+class OpenLinks:
+    """
+    Ask the coordinator to accept links of other hosts' sidecars.
+
+    `host` is the name or address under which they reach the coordinator's host, `bind_address` the one to listen on;
+    `port` 0 lets the system choose.
+    """
+
+    epoch: Number
+    host: HostName
+    bind_address: HostName
+    port: Port = 0
+
+
+@dataclass(frozen=True, slots=True)
+class LinkAddress:
+    """
+    Where a job's coordinator accepts links: sent to tasks, which hand it to their sidecars.
+
+    `certificate`, in PEM, is the only one that the coordinator may show. Whoever shows `token` counts as a host of the
+    job.
+    """
+
+    host: HostName
+    port: Port
+    certificate: Annotated[str, Limits(max_length=10_000)]
+    token: Annotated[str, Limits(max_length=1_000)] = field(repr=False)
 
 
 @dataclass(frozen=True, slots=True)

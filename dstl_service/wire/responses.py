@@ -89,6 +89,14 @@ class CompleteResponse:
 
 
 @dataclass(frozen=True, slots=True)
+class Linked:
+    """The coordinator to which this host has a link, by the id of its process; null if it has none yet, and why."""
+
+    coordinator_id: str | None
+    why_not: str = ""
+
+
+@dataclass(frozen=True, slots=True)
 class ServiceInfo:
     """Who answers: `service_id` is new with every start of the process."""
 

@@ -18,6 +18,7 @@ def main() -> None:
     parser.add_argument("--master", required=True)
     parser.add_argument("--folder", type=Path, required=True)
     parser.add_argument("--storage", required=True)
+    parser.add_argument("--no-links", action="store_true")
     options = parser.parse_args()
     spark = (
         SparkSession.builder.master(options.master)
@@ -37,7 +38,8 @@ def main() -> None:
         .getOrCreate()
     )
     spark.sparkContext.setLogLevel("ERROR")
-    backend, collected = ChangelogStateBackend(options.storage, job="job", parallelism=4), Collected()
+    backend = ChangelogStateBackend(options.storage, job="job", parallelism=4, links=not options.no_links)
+    collected = Collected()
     totals = backend.transform_with_state(
         read_input(spark, options.folder / "in").groupBy("k"), Totals(pause_s=0.01), OUTPUT, "Update", "None"
     )

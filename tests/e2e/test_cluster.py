@@ -60,11 +60,13 @@ def tcp_service(storage: str, folder: Path, host_id: str) -> Iterator[str]:
         process.wait()
 
 
-def run_driver(cluster: SparkCluster, folder: Path, storage: str, environment: dict[str, str]) -> dict[str, Any]:
+def run_driver(
+    cluster: SparkCluster, folder: Path, storage: str, environment: dict[str, str], *arguments: str
+) -> dict[str, Any]:
     """Run the job to its end on the cluster; return its output and figures."""
     write_input(folder / "in", FILES)
     command = [sys.executable, "-m", "tests.e2e.cluster_program", "--master", cluster.master_url]
-    command += ["--folder", str(folder), "--storage", storage]
+    command += ["--folder", str(folder), "--storage", storage, *arguments]
     root = str(Path(__file__).parents[2])
     subprocess.run(
         command,
@@ -84,18 +86,23 @@ def check(result: dict[str, Any], storage: str) -> None:
     assert stored_totals(storage, "job") == expected_state(FILES)
 
 
-def test_hosts_with_sidecars_of_their_own(tmp_path: Path, folders: list[Path]) -> None:
+@pytest.mark.parametrize("are_linked", [True, False])
+def test_hosts_with_sidecars_of_their_own(tmp_path: Path, folders: list[Path], are_linked: bool) -> None:
     """
-    I5: if the coordinator cannot reach a host's embedded sidecar, the host's tasks persist their sets alone.
+    Embedded sidecars connect to the coordinator: each host writes one object per checkpoint, from the first one on.
 
+    I5: if the coordinator cannot reach a host's sidecar, the host's tasks persist their sets alone.
     Partitions stay with their executors: over all batches, each table is made on only one host.
     """
     storage = f"file://{tmp_path / 'store'}"
     hosts = [{"DSTL_LOCAL_DIR": str(folder), "PYTHONPATH": str(Path(__file__).parents[2])} for folder in folders]
     with SparkCluster(tmp_path, hosts[1:]) as cluster:
-        result = run_driver(cluster, tmp_path, storage, hosts[0])
+        result = run_driver(cluster, tmp_path, storage, hosts[0], *([] if are_linked else ["--no-links"]))
 
     check(result, storage)
+    objects = list(open_store(storage).list("job/segments/"))
+    shared = 2 * len(result["batches"])  # two hosts with two tasks each
+    assert (len(objects) == shared) if are_linked else len(objects) >= 2 * shared
     assert all(list(folder.glob("service-*.pid")) for folder in folders)
     tables = Counter(table.name for folder in folders for table in folder.glob("tables/*/Totals/*"))
     assert len(tables) == 4

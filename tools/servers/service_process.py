@@ -74,11 +74,15 @@ class ServiceProcess(SocketService):
         self._process = None
         return code
 
+    def command(self, command: list[str]) -> list[str]:
+        """Return the command that starts it, by default the given one; a subclass may run it elsewhere."""
+        return command
+
     def _start(self, more: Mapping[str, str]) -> None:
         command = [sys.executable, "-m", "dstl_service", "serve", "--storage", self._storage]
         with self.log_path.open("ab") as log:
             process = self._process = subprocess.Popen(
-                [*command, "--socket", str(self.socket_path), *self._arguments],
+                self.command([*command, "--socket", str(self.socket_path), *self._arguments]),
                 env={**os.environ, **self._environment, **more},
                 stdin=subprocess.DEVNULL,
                 stdout=log,

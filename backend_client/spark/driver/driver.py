@@ -20,7 +20,6 @@ from dataclasses import dataclass, field, replace
 from functools import partial
 from itertools import chain
 
-from pyspark.errors import PySparkException
 from pyspark.sql import DataFrame
 from pyspark.sql.streaming import StreamingQuery
 
@@ -30,11 +29,12 @@ from backend_client.service.job_session import JobSession, connect
 from backend_client.service.keep_awake import kept_awake
 from backend_client.spark.driver.batch_times import BatchTimes, late_until_ms
 from backend_client.spark.driver.closing import SecondPass, second_pass
+from backend_client.spark.driver.host_links import HostLinks
 from backend_client.spark.driver.initial_state import initial_rows, joined
-from backend_client.spark.driver.kept_output import LOST_BLOCK, KeptOutput
+from backend_client.spark.driver.kept_output import KeptOutput, helps_to_repeat
 from backend_client.spark.driver.pinning import Anchors
 from backend_client.spark.driver.placement import Pin, key_places, place
-from backend_client.spark.driver.receipts import STALE_OUTPUT, checked, collect_receipts, progress_of
+from backend_client.spark.driver.receipts import checked, collect_receipts, progress_of
 from backend_client.spark.driver.rescaling import Rescaling, TablePreparer
 from backend_client.spark.driver.session_settings import set_for
 from backend_client.spark.driver.sinks import BatchFunction, ForeachRows
@@ -93,6 +93,7 @@ class BatchRunner:
         self._anchors = Anchors.of(query.spark)
         self._anchors.acquire()
         prepare = TablePreparer(query.spark, session, query.settings, self._pin)
+        self._links = HostLinks(query.spark, session, query.settings)
         self.rescaling = Rescaling(infos, session.max_parallelism, prepare)
 
     @classmethod
@@ -165,7 +166,7 @@ class BatchRunner:
                 with kept_awake(self._settings.sidecar_idle_exit_s, partial(connect, self._settings, 0.0)):
                     progress = self._execute(frame, batch_id, tries)
             except Exception as error:
-                if tries >= self._settings.batch_tries_max or not _helps_to_repeat(error):
+                if tries >= self._settings.batch_tries_max or not helps_to_repeat(error):
                     self._abort(batch_id)
                     raise
                 logger.warning("batch %d is executed again (try %d failed): %s", batch_id, tries, error)
@@ -186,6 +187,7 @@ class BatchRunner:
             checkpoint_id=batch_id,
             base=session.base,
             coordinator_id=begun.service_id,
+            links=self._links.address(begun.service_id),
             time=self._times.time(offsets, session.latest),
         )
         work = _Work(context, offsets)
@@ -337,14 +339,3 @@ class BatchRunner:
             self._session.abort(batch_id)
         except DstlError as error:  # must not hide the batch's own error
             logger.warning("checkpoint %d could not be aborted: %s", batch_id, error)
-
-
-def _helps_to_repeat(error: Exception) -> bool:
-    if isinstance(error, LostChangesError):
-        return True
-    if not isinstance(error, PySparkException) and "Py4J" not in type(error).__name__:
-        return False
-    text = str(error)
-    # A task that lost its sidecar midway finds another one when it runs again.
-    signs = (STALE_OUTPUT, LOST_BLOCK, LostChangesError.__name__, UnavailableError.__name__)
-    return any(sign in text for sign in signs)

@@ -22,6 +22,7 @@ from pyspark.sql.types import StringType, StructField, StructType
 
 from backend_client.batch_time import BatchTime, TimeMode
 from backend_client.service.hand_over import hand_over_snapshot
+from backend_client.service.host_link import linked_coordinator
 from backend_client.service.job_session import kept_client
 from backend_client.service.log_writer import LogWriter
 from backend_client.service.partition_table import open_partition
@@ -43,7 +44,7 @@ from backend_client.state.state_deletion import deletions, hide
 from backend_client.state.timers import Upcoming
 from backend_client.table.local_disk import is_useless
 from backend_client.table.state_table import StateTable
-from dstl_service.wire import ChangeSetRef, CheckpointRef, LogTarget, StateInfo
+from dstl_service.wire import ChangeSetRef, CheckpointRef, LinkAddress, LogTarget, StateInfo
 from storage.key_groups import KeyGroupRange, key_group_range
 
 if TYPE_CHECKING:
@@ -64,6 +65,8 @@ class BatchContext:
     checkpoint_id: int
     base: CheckpointRef | None
     coordinator_id: str
+    links: LinkAddress | None = None
+    """Where the coordinator accepts links of other hosts; None if it does not."""
     time: BatchTime | None = None
     """None if no operator of the query uses time."""
     is_second_pass: bool = False
@@ -201,7 +204,7 @@ class OperatorTask:
     def _commit(self, part: _Partition, work: _Work) -> Receipt:
         """Make the changes reachable for the coordinator; return the receipt."""
         writer = part.writer
-        if any(ref.service_id != self.batch.coordinator_id and ref.service_url is None for ref in writer.refs):
+        if not self._is_reachable(writer.refs):
             # The coordinator cannot reach the sidecar that holds these change sets, so they must be stored now.
             writer.make_durable()
         return Receipt(
@@ -218,6 +221,16 @@ class OperatorTask:
             table_bytes=part.table.size_bytes(),
             next_due_ms=work.next_due_ms(),
         )
+
+    def _is_reachable(self, refs: Sequence[ChangeSetRef]) -> bool:
+        """Say whether the coordinator reaches the sidecar that took in these change sets."""
+        batch = self.batch
+        if all(ref.service_id == batch.coordinator_id or ref.service_url is not None for ref in refs):
+            return True
+        if batch.links is None:
+            return False
+        client, job = kept_client(batch.settings), batch.settings.job
+        return linked_coordinator(client, job, batch.links) == batch.coordinator_id
 
     def _columnar_work(
         self, plan: ColumnarPlan, part: _Partition, batches: Iterator[pa.RecordBatch], to_arrow: RowsToArrow

@@ -1,0 +1,55 @@
+"""
+The task's part of links: it has its sidecar connect to the coordinator of its job.
+
+Without a link nothing is lost: the task then makes its change sets durable itself.
+"""
+
+from __future__ import annotations
+
+import logging
+import time
+from dataclasses import asdict
+
+from backend_client.service.client import ServiceClient
+from dstl_service.wire import LinkAddress, Linked
+from storage.errors import DstlError
+
+logger = logging.getLogger("backend_client")
+
+_ASKED_AGAIN_S = 10.0
+"""How long an answer holds: a sidecar connects again by itself, and the coordinator waits for it a few seconds."""
+_PATIENCE_S = 5.0
+
+_found: dict[tuple[str, str], tuple[float, str | None]] = {}
+"""What the sidecar said last, by job and token: when, and the coordinator's id or None."""
+
+
+def linked_coordinator(client: ServiceClient, job: str, address: LinkAddress) -> str | None:
+    """
+    Return the id of the coordinator to which this host's sidecar has a link; None if it cannot have one now.
+
+    Args:
+        client: The sidecar's client.
+        job: Name of the job.
+        address: Where the job's coordinator accepts links.
+    """
+    now_s = time.monotonic()
+    found = _found.get((job, address.token))
+    if found is not None and now_s - found[0] < _ASKED_AGAIN_S:
+        return found[1]
+    try:
+        linked = Linked(**client.post(f"/v1/jobs/{job}/links", asdict(address), patience_s=_PATIENCE_S))
+    except DstlError as error:
+        linked = Linked(None, str(error))
+    if linked.coordinator_id is None:
+        logger.warning(
+            "each task of this host stores its own change sets, because its sidecar does not reach the coordinator at "
+            "%s port %d: %s; have executors reach the driver's host there (link_port sets the port)",
+            address.host,
+            address.port,
+            linked.why_not,
+        )
+    for place in [place for place, (asked_s, _) in _found.items() if now_s - asked_s >= _ASKED_AGAIN_S]:
+        del _found[place]
+    _found[job, address.token] = (time.monotonic(), linked.coordinator_id)
+    return linked.coordinator_id

@@ -1,0 +1,57 @@
+"""
+The driver's part of links: has its sidecar accept those of the other hosts, if there are other hosts.
+
+A sidecar that started itself has no address. Over a link, which it opens itself, the coordinator has it store the
+change sets of all tasks of its host as one object per checkpoint.
+"""
+
+from __future__ import annotations
+
+import logging
+
+from pyspark.sql import SparkSession
+
+from backend_client.service.job_session import JobSession
+from backend_client.settings import BackendSettings
+from dstl_service.wire import LinkAddress
+from storage.errors import DstlError
+
+logger = logging.getLogger("backend_client")
+
+
+class HostLinks:
+    """
+    The address to which the hosts of a query connect.
+
+    Args:
+        spark: Says whether there are other hosts, and where they reach the driver.
+        session: The query's ownership of its job.
+        settings: The query's settings.
+    """
+
+    def __init__(self, spark: SparkSession, session: JobSession, settings: BackendSettings) -> None:
+        self._conf = spark.sparkContext.getConf()
+        self._session = session
+        self._settings = settings
+        # Executors of a local master share the driver's sidecar; one that others started has an address.
+        is_local = (spark.sparkContext.master or "local").startswith("local")
+        self._are_of_use = settings.links and settings.host_service is None and not is_local
+        self._coordinator_id: str | None = None
+        self._address: LinkAddress | None = None
+
+    def address(self, coordinator_id: str) -> LinkAddress | None:
+        """
+        Return the address for the tasks of a batch; None if there are no links.
+
+        Args:
+            coordinator_id: The coordinator's process; a new one listens elsewhere.
+        """
+        if self._are_of_use and coordinator_id != self._coordinator_id:
+            host = self._conf.get("spark.driver.host", "") or ""
+            bind_address = self._conf.get("spark.driver.bindAddress", "") or host
+            self._coordinator_id, self._address = coordinator_id, None
+            try:
+                self._address = self._session.open_links(host, bind_address, self._settings.link_port)
+            except DstlError as error:
+                logger.warning("each task outside this host stores its own change sets: %s", error)
+        return self._address

@@ -1,0 +1,90 @@
+"""
+Links between the hosts of a job: opens them, and carries out what comes over them.
+
+The other side of a link is another host of the same job. It may have sets of this job persisted, and nothing else.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from pydantic import TypeAdapter, ValidationError
+
+from dstl_service.formats.checkpoint_record import received_segment
+from dstl_service.intake.active_job import ActiveJobs
+from dstl_service.intake.persister import Persister
+from dstl_service.links.dialer import LinkDialer
+from dstl_service.links.frames import Message
+from dstl_service.links.hub import LinkHub
+from dstl_service.process.job_threads import JobThreads
+from dstl_service.wire import LinkAddress, Linked, OpenLinks, PersistRequest
+from storage.errors import InvalidInputError
+
+_PERSIST: TypeAdapter[PersistRequest] = TypeAdapter(PersistRequest)
+
+
+class LinkService:
+    """
+    Opens links and answers requests on them.
+
+    Args:
+        jobs: The jobs of this process.
+        persister: Makes change sets durable.
+        hub: Accepts links of other hosts.
+        dialer: Connects to coordinators.
+        note_threads: Parse the notes in requests.
+    """
+
+    def __init__(
+        self, jobs: ActiveJobs, persister: Persister, hub: LinkHub, dialer: LinkDialer, note_threads: JobThreads
+    ) -> None:
+        self._jobs = jobs
+        self._persister = persister
+        self._hub = hub
+        self._dialer = dialer
+        self._note_threads = note_threads
+
+    async def open(self, job: str, request: OpenLinks) -> LinkAddress:
+        """
+        Return the address to which the hosts of a job connect; listen there if nothing does yet.
+
+        Raises:
+            FencedError: Another driver took the job over.
+            InvalidInputError: The address cannot be listened on.
+        """
+        await self._jobs.owned(job, request.epoch)
+        return await self._hub.open(job, request)
+
+    async def connect(self, job: str, address: LinkAddress) -> Linked:
+        """
+        Connect this host to a job's coordinator, unless it is.
+
+        Raises:
+            InvalidInputError: The address's certificate is none.
+        """
+        return await self._dialer.ensure(job, address)
+
+    async def answer(self, job: str, body: Message) -> Message:
+        """
+        Carry out a request of another host.
+
+        Raises:
+            InvalidInputError: It is no valid request.
+            DstlError: As `Persister.persist`.
+        """
+        try:
+            request = _PERSIST.validate_python(body.get("persist"))
+        except ValidationError as error:
+            raise InvalidInputError(f"a request over a link has {error.error_count()} errors") from None
+        note = None
+        if request.note is not None:
+            note = await self._note_threads.run(job, received_segment, job, request.note)
+        # A link leads to sets of this host, or from here to hosts with links, but never to addresses in a request.
+        refs = [replace(ref, service_url=None) for ref in request.refs]
+        persisted = await self._persister.persist_claimed(job, refs, wait=request.wait, note=note)
+        return {"handles": [handle.to_dict() for handle in persisted.all_handles]}
+
+    async def close(self) -> None:
+        """End all links."""
+        await self._dialer.close()
+        await self._hub.close()

@@ -1,0 +1,95 @@
+"""Requests over links: a coordinator has other hosts persist change sets, and a host asks its coordinator to."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Sequence
+from dataclasses import asdict
+from typing import Any
+
+from dstl_service.links.dialer import LinkDialer
+from dstl_service.links.frames import Message
+from dstl_service.links.hub import LinkHub
+from dstl_service.peers.client import without_its_words
+from dstl_service.wire import ChangeSetRef, PersistRequest
+from storage.errors import DstlError, LostChangesError, UnavailableError
+from storage.model import SegmentHandle
+
+_ASK_TIMEOUT_S = 10.0
+"""Longest time of a request that does not wait for uploads."""
+
+
+class LinkCalls:
+    """
+    Calls hosts that have links.
+
+    Args:
+        hub: Links of other hosts to this coordinator.
+        dialer: Links of this host to other coordinators.
+        timeout_s: Longest time of a call.
+    """
+
+    def __init__(self, hub: LinkHub, dialer: LinkDialer, timeout_s: float) -> None:
+        self._hub = hub
+        self._dialer = dialer
+        self._timeout_s = timeout_s
+
+    def reaches(self, job: str, service_id: str) -> bool:
+        """Say whether a process has a link to this coordinator of a job, or had one a moment ago."""
+        return self._hub.knows(job, service_id)
+
+    def has_coordinator(self, job: str) -> bool:
+        """Say whether this host has a link to a job's coordinator, which reaches the other hosts."""
+        return self._dialer.has_link(job)
+
+    async def persist(
+        self, service_id: str, job: str, refs: Sequence[ChangeSetRef], *, wait: bool, note: str | None
+    ) -> list[SegmentHandle]:
+        """
+        Have a host persist sets and a note; return the handles in order, or none without `wait`.
+
+        Raises:
+            LostChangesError: The host lacks a set, has no link any more, or does not answer in time.
+            UnavailableError: The answer cannot be read.
+            DstlError: The host refused, with an error of this kind.
+        """
+        try:
+            async with asyncio.timeout(self._timeout_s if wait else _ASK_TIMEOUT_S):
+                answer = await self._hub.request(job, service_id, _persist_request(refs, wait=wait, note=note))
+        except TimeoutError:
+            raise LostChangesError(
+                f"sidecar {service_id} did not answer within {self._timeout_s:g} s; its change sets count as lost"
+            ) from None
+        except LostChangesError:
+            raise
+        except DstlError as error:
+            raise without_its_words(service_id, error) from None
+        return _handles(service_id, answer)
+
+    async def persist_by_coordinator(self, job: str, refs: Sequence[ChangeSetRef]) -> list[SegmentHandle]:
+        """
+        Have a job's coordinator persist sets that other hosts hold; return the handles in order.
+
+        Raises:
+            DstlError: As `persist`.
+        """
+        try:
+            async with asyncio.timeout(self._timeout_s):
+                answer = await self._dialer.request(job, _persist_request(refs, wait=True, note=None))
+        except TimeoutError:
+            raise UnavailableError(f"the coordinator of job {job!r} did not answer in time; ask again") from None
+        handles = _handles("the coordinator", answer)
+        if len(handles) != len(refs):
+            raise UnavailableError(f"the coordinator sent {len(handles)} handles, not {len(refs)}; ask again", job=job)
+        return handles
+
+
+def _persist_request(refs: Sequence[ChangeSetRef], *, wait: bool, note: str | None) -> Message:
+    return {"persist": asdict(PersistRequest(max(ref.epoch for ref in refs), list(refs), wait, note))}
+
+
+def _handles(service_id: str, answer: dict[str, Any]) -> list[SegmentHandle]:
+    try:
+        return [SegmentHandle.from_dict(handle) for handle in answer["handles"]]
+    except (ValueError, LookupError, TypeError, AttributeError):
+        raise UnavailableError(f"sidecar {service_id} sent an unreadable answer over its link") from None

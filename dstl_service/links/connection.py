@@ -1,0 +1,185 @@
+"""
+One link: a connection on which each side sends requests and answers those of the other.
+
+Both sides send a heartbeat every half second. A side that hears nothing for three of its own heartbeats ends the
+connection. It counts its heartbeats instead of the time, so that a process that was paused itself blames nobody.
+Owned by the event loop.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Awaitable, Callable, Iterator
+from contextlib import contextmanager, suppress
+
+from dstl_service.links.frames import FRAME_BYTES_MAX, FrameDecoder, FrameError, Message, encode_frame
+from storage.errors import DstlError, InternalError, OverloadedError, error_from_dict
+
+HEARTBEAT_S = 0.5
+SILENT_HEARTBEATS_MAX = 3
+_ANSWERS_AT_ONCE = 256
+_READ_BYTES = 1 << 18
+
+logger = logging.getLogger("dstl_service")
+
+Answer = Callable[[Message], Awaitable[Message]]
+"""Answers a request of the other side; a `DstlError` is sent there."""
+
+
+class LinkEndedError(Exception):
+    """The connection ended before the answer came; the request may have been carried out."""
+
+
+class LinkConnection:
+    """
+    One side of a link, after both sides have introduced themselves.
+
+    Args:
+        reader: The connection's input.
+        writer: The connection's output; closed at the end.
+        decoder: May hold bytes that came after the introduction.
+        answer: Answers the other side's requests.
+    """
+
+    def __init__(
+        self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter, decoder: FrameDecoder, answer: Answer
+    ) -> None:
+        self._reader = reader
+        self._writer = writer
+        self._decoder = decoder
+        self._answer = answer
+        self._waiting: dict[int, asyncio.Future[Message]] = {}
+        self._answering: set[asyncio.Task[None]] = set()
+        self._number = 0
+        self._silent = 0
+        self._has_ended = False
+
+    async def run(self) -> None:
+        """Serve the connection until it ends, for whatever reason; then fail the requests that wait."""
+        self._decoder.bytes_max = FRAME_BYTES_MAX
+        heartbeats = asyncio.get_running_loop().create_task(self._send_heartbeats())
+        try:
+            await self._read()
+        except (OSError, FrameError) as error:
+            logger.info("a link ended", extra={"error": repr(error)})
+        finally:
+            heartbeats.cancel()
+            self.end()
+            with suppress(OSError, asyncio.CancelledError):
+                await heartbeats
+
+    async def request(self, body: Message) -> Message:
+        """
+        Send a request and return its answer.
+
+        Raises:
+            LinkEndedError: The connection ended.
+            DstlError: The other side's error.
+        """
+        if self._has_ended:
+            raise LinkEndedError
+        self._number += 1
+        number = self._number
+        future = self._waiting[number] = asyncio.get_running_loop().create_future()
+        try:
+            with _ended_link():
+                await self._send({"id": number, "request": body})
+            answer: Message = await future
+        finally:
+            del self._waiting[number]
+        return answer
+
+    def end(self) -> None:
+        """End the connection at once."""
+        self._has_ended = True
+        for future in self._waiting.values():
+            if not future.done():
+                future.set_exception(LinkEndedError())
+        for task in self._answering:
+            task.cancel()
+        self._writer.transport.abort()
+
+    async def _read(self) -> None:
+        while True:
+            while (message := self._decoder.next()) is not None:
+                self._take(message)
+            piece = await self._reader.read(_READ_BYTES)
+            if not piece:
+                return
+            self._silent = 0
+            self._decoder.feed(piece)
+
+    def _take(self, message: Message) -> None:
+        number = message.get("id")
+        if not isinstance(number, int):
+            return  # a heartbeat
+        if isinstance(request := message.get("request"), dict):
+            task = asyncio.get_running_loop().create_task(self._serve(number, request))
+            self._answering.add(task)
+            task.add_done_callback(self._answering.discard)
+            return
+        future = self._waiting.get(number)
+        if future is None or future.done():
+            return
+        if isinstance(answer := message.get("answer"), dict):
+            future.set_result(answer)
+        else:
+            future.set_exception(_error_in(message))
+
+    async def _serve(self, number: int, request: Message) -> None:
+        message: Message
+        try:
+            if len(self._answering) > _ANSWERS_AT_ONCE:
+                raise OverloadedError(f"more than {_ANSWERS_AT_ONCE} requests on one link at a time; ask again")
+            message = {"id": number, "answer": await self._answer(request)}
+        except DstlError as error:
+            message = {"id": number, "error": error.to_dict()}
+        except Exception:
+            logger.exception("a request on a link failed")
+            message = {"id": number, "error": InternalError("the request failed; see the service's log").to_dict()}
+        with suppress(OSError):  # the reader notices the end, too
+            await self._send(message)
+
+    async def _send(self, message: Message) -> None:
+        self._writer.write(encode_frame(message))
+        await self._writer.drain()
+
+    async def _send_heartbeats(self) -> None:
+        while self._silent <= SILENT_HEARTBEATS_MAX:
+            self._silent += 1
+            if not self._writer.transport.get_write_buffer_size():  # else its bytes are the heartbeat
+                self._writer.write(encode_frame({}))
+            await asyncio.sleep(HEARTBEAT_S)
+        logger.warning("a link is silent", extra={"heartbeats": SILENT_HEARTBEATS_MAX})
+        self.end()
+
+
+@contextmanager
+def _ended_link() -> Iterator[None]:
+    try:
+        yield
+    except OSError as error:
+        raise LinkEndedError from error
+
+
+def _error_in(message: Message) -> DstlError:
+    try:
+        return error_from_dict(message["error"])
+    except (ValueError, LookupError, TypeError, AttributeError):
+        return InternalError("the other side of the link sent an unreadable answer")
+
+
+async def read_message(reader: asyncio.StreamReader, decoder: FrameDecoder) -> Message:
+    """
+    Return the next message of a connection that is not served yet.
+
+    Raises:
+        FrameError: The other side sent something else, or ended the connection.
+    """
+    while (message := decoder.next()) is None:
+        piece = await reader.read(_READ_BYTES)
+        if not piece:
+            raise FrameError("the connection ended")
+        decoder.feed(piece)
+    return message

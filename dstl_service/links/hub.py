@@ -1,0 +1,247 @@
+"""
+The coordinator's side of links: a listener that accepts the sidecars of a job's hosts.
+
+It listens from the first job on that asks for it. A connection shows the token of a job within seconds, or is closed;
+nothing is answered before. Its requests and those to it then concern this job only. Owned by the event loop.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import hmac
+import logging
+from collections import Counter
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass, field
+
+from dstl_service.links.certificates import make_server_context
+from dstl_service.links.connection import LinkConnection, LinkEndedError, read_message
+from dstl_service.links.frames import FrameDecoder, FrameError, Message, encode_frame
+from dstl_service.wire import LinkAddress, OpenLinks
+from storage.clock import new_secret
+from storage.errors import DstlError, InvalidInputError, LostChangesError
+from storage.validation import validate_name
+
+BACK_WITHIN_S = 5.0
+"""How long requests wait for a host whose link has ended to connect again."""
+_HELLO_S = 5.0
+_STRANGERS_MAX = 256
+_STRANGERS_PER_ADDRESS_MAX = 16
+_BACKLOG = 512
+_HOSTS_PER_JOB_MAX = 2_000
+_FORGOTTEN_S = 60.0
+"""How long a host without a link is kept: requests to it wait that it comes back, instead of failing at once."""
+
+logger = logging.getLogger("dstl_service")
+
+AnswerOfJob = Callable[[str, Message], Awaitable[Message]]
+"""Answers a request of a job's host."""
+
+
+@dataclass(slots=True, eq=False)
+class _Host:
+    """A host of a job: its current connection, if it has one."""
+
+    connection: LinkConnection | None = None
+    connected: asyncio.Event = field(default_factory=asyncio.Event)
+
+    def ended(self, connection: LinkConnection) -> None:
+        """Forget a connection that has ended, unless there is a newer one."""
+        if self.connection is connection:
+            self.connection = None
+            self.connected.clear()
+
+
+@dataclass(slots=True, eq=False)
+class _Job:
+    """A job that has links: whose driver asked for them, and its hosts by the ids of their sidecars' processes."""
+
+    epoch: int
+    address: LinkAddress
+    hosts: dict[str, _Host] = field(default_factory=dict)
+
+
+class LinkHub:
+    """
+    Accepts links and passes requests to the hosts behind them.
+
+    Args:
+        service_id: This process's id, told to the hosts.
+        answer: Answers the hosts' requests.
+    """
+
+    def __init__(self, service_id: str, answer: AnswerOfJob) -> None:
+        self._service_id = service_id
+        self._answer = answer
+        self._jobs: dict[str, _Job] = {}
+        self._opening = asyncio.Lock()
+        self._server: asyncio.Server | None = None
+        self._bound = ("", 0)
+        self._port = 0
+        self._certificate = ""
+        self._strangers: Counter[str] = Counter()
+        self._served: set[asyncio.Task[None]] = set()
+
+    async def open(self, job: str, request: OpenLinks) -> LinkAddress:
+        """
+        Listen, unless this process does already, and return the address for a job's hosts.
+
+        A newer epoch gets a new token, and ends the links of the older ones. The caller has checked the epoch.
+
+        Raises:
+            InvalidInputError: The address cannot be listened on, or this process already listens on another one.
+        """
+        async with self._opening:
+            known = self._jobs.get(job)
+            if known is not None and known.epoch >= request.epoch:
+                return known.address
+            await self._listen(request.bind_address, request.port)
+            address = LinkAddress(request.host, self._port, self._certificate, new_secret())
+            if known is not None:
+                self.forget(job)
+            self._jobs[job] = _Job(request.epoch, address)
+            return address
+
+    def forget(self, job: str) -> None:
+        """End the links of a job, and refuse its token from now on."""
+        ended = self._jobs.pop(job, None)
+        for host in ended.hosts.values() if ended is not None else ():
+            if host.connection is not None:
+                host.connection.end()
+
+    def knows(self, job: str, service_id: str) -> bool:
+        """Say whether a process of this id has a link to this job, or had one."""
+        known = self._jobs.get(job)
+        return known is not None and service_id in known.hosts
+
+    def connected(self, job: str) -> list[str]:
+        """Return the ids of the processes that have a link to this job now."""
+        known = self._jobs.get(job)
+        hosts = known.hosts if known is not None else {}
+        return [service_id for service_id, host in hosts.items() if host.connection is not None]
+
+    async def request(self, job: str, service_id: str, body: Message) -> Message:
+        """
+        Send a request to a host and return its answer; it is sent again when the host is back after a lost connection.
+
+        Raises:
+            LostChangesError: The host has no link, and did not come back within `BACK_WITHIN_S`.
+            DstlError: The host's error.
+        """
+        while True:
+            known = self._jobs.get(job)
+            host = known.hosts.get(service_id) if known is not None else None
+            if host is None:
+                raise _is_gone(service_id, job)
+            try:
+                async with asyncio.timeout(BACK_WITHIN_S):
+                    await host.connected.wait()
+            except TimeoutError:
+                raise _is_gone(service_id, job) from None
+            if (connection := host.connection) is None:
+                continue
+            try:
+                return await connection.request(body)
+            except LinkEndedError:
+                host.ended(connection)  # or the next round would find it again before it is closed
+
+    async def close(self) -> None:
+        """Stop listening, and end all links."""
+        if self._server is not None:
+            self._server.close()
+        for job in list(self._jobs):
+            self.forget(job)
+        for task in self._served:
+            task.cancel()
+        await asyncio.gather(*self._served, return_exceptions=True)
+
+    async def _listen(self, address: str, port: int) -> None:
+        if self._server is not None:
+            if port in (0, self._port) and address == self._bound[0]:
+                return
+            raise InvalidInputError(
+                f"this service listens for links on {self._bound[0]} port {self._port} already; drivers of one host "
+                "use the same spark.driver.bindAddress and the same link_port"
+            )
+        context, certificate = await asyncio.to_thread(make_server_context)
+        try:
+            server = await asyncio.start_server(
+                self._accept, address, port, ssl=context, ssl_handshake_timeout=_HELLO_S, backlog=_BACKLOG
+            )
+        except OSError as error:
+            raise InvalidInputError(
+                f"links cannot be accepted on {address} port {port}: {error.strerror or error}; set "
+                "spark.driver.bindAddress to an address of the driver's host, and link_port to a free port or 0"
+            ) from error
+        self._server, self._certificate, self._bound = server, certificate, (address, port)
+        self._port = int(server.sockets[0].getsockname()[1])
+        logger.info("listening for links", extra={"address": address, "port": self._port})
+
+    async def _accept(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        task = asyncio.current_task()
+        assert task is not None
+        self._served.add(task)
+        try:
+            await self._serve(reader, writer)
+        except (OSError, FrameError, TimeoutError, DstlError) as error:
+            logger.debug("a connection is not a link", extra={"error": repr(error)})
+        finally:
+            self._served.discard(task)
+            writer.transport.abort()
+
+    async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        address = str((writer.get_extra_info("peername") or ("",))[0])
+        if self._strangers.total() >= _STRANGERS_MAX or self._strangers[address] >= _STRANGERS_PER_ADDRESS_MAX:
+            return
+        decoder = FrameDecoder()
+        self._strangers[address] += 1
+        try:
+            async with asyncio.timeout(_HELLO_S):
+                hello = await read_message(reader, decoder)
+        finally:
+            self._strangers[address] -= 1
+            if not self._strangers[address]:
+                del self._strangers[address]
+        job, service_id = str(hello.get("job")), validate_name("service", hello.get("service_id"))
+        known = self._jobs.get(job)
+        if known is None or not _is_same(known.address.token, hello.get("token")):
+            return
+        if service_id not in known.hosts and len(known.hosts) >= _HOSTS_PER_JOB_MAX:
+            logger.warning("a job has too many links", extra={"job": job, "links": len(known.hosts)})
+            return
+        writer.write(encode_frame({"service_id": self._service_id}))
+
+        async def answer(body: Message) -> Message:
+            return await self._answer(job, body)
+
+        await self._keep(job, known, service_id, LinkConnection(reader, writer, decoder, answer))
+
+    async def _keep(self, name: str, job: _Job, service_id: str, connection: LinkConnection) -> None:
+        host = job.hosts.setdefault(service_id, _Host())
+        if host.connection is not None:  # the host noticed the end of its connection before this process did
+            host.connection.end()
+        host.connection = connection
+        host.connected.set()
+        logger.info("a host is linked", extra={"job": name, "service": service_id})
+        try:
+            await connection.run()
+        finally:
+            host.ended(connection)
+            asyncio.get_running_loop().call_later(_FORGOTTEN_S, _drop, job, service_id, host)
+
+
+def _drop(job: _Job, service_id: str, host: _Host) -> None:
+    if host.connection is None and job.hosts.get(service_id) is host:
+        del job.hosts[service_id]
+
+
+def _is_same(token: str, shown: object) -> bool:
+    return isinstance(shown, str) and hmac.compare_digest(token.encode(), shown.encode(errors="replace"))
+
+
+def _is_gone(service_id: str, job: str) -> LostChangesError:
+    return LostChangesError(
+        f"the sidecar {service_id} of another host has no link to this coordinator any more; its change sets count as "
+        "lost, and the batch must be executed again",
+        job=job,
+    )

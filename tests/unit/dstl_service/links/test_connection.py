@@ -1,0 +1,132 @@
+"""Both ends of a link in one process: answers, errors, heartbeats, and what a paused process does."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import asynccontextmanager
+from pathlib import Path
+
+import pytest
+
+from dstl_service.links import connection as module
+from dstl_service.links.connection import Answer, LinkConnection, LinkEndedError
+from dstl_service.links.frames import FrameDecoder, Message
+from storage.errors import InternalError, LostChangesError, OverloadedError
+
+
+@asynccontextmanager
+async def linked(path: Path, answer: Answer) -> AsyncIterator[tuple[LinkConnection, LinkConnection]]:
+    """Give both ends of a link; the second one answers."""
+    accepted: asyncio.Future[tuple[asyncio.StreamReader, asyncio.StreamWriter]] = (
+        asyncio.get_running_loop().create_future()
+    )
+
+    async def accept(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        accepted.set_result((reader, writer))
+
+    server = await asyncio.start_unix_server(accept, path / "s")
+    ends = [await asyncio.open_unix_connection(path / "s"), await accepted]
+    first, second = (LinkConnection(reader, writer, FrameDecoder(), answer) for reader, writer in ends)
+    tasks = [asyncio.create_task(end.run()) for end in (first, second)]
+    try:
+        yield first, second
+    finally:
+        for end in (first, second):
+            end.end()
+        await asyncio.gather(*tasks)
+        server.close()
+
+
+def run(path: Path, test: Callable[[LinkConnection, LinkConnection], Awaitable[None]], answer: Answer) -> None:
+    """Run a test with both ends of a link."""
+
+    async def main() -> None:
+        async with linked(path, answer) as (first, second):
+            await test(first, second)
+
+    asyncio.run(main())
+
+
+async def echo(body: Message) -> Message:
+    """Answer with the request, or raise the error that it names."""
+    if "error" in body:
+        raise LostChangesError("a set is lost", key="k")
+    if "bug" in body:
+        raise KeyError("bug")
+    if "wait" in body:
+        await asyncio.Event().wait()
+    return body
+
+
+def test_many_requests_in_both_directions(tmp_path: Path) -> None:
+    """Answers come back to their own requests, however many run, and large ones too."""
+
+    async def test(first: LinkConnection, second: LinkConnection) -> None:
+        bodies: list[Message] = [{"n": number, "text": "x" * (number * 20_000)} for number in range(40)]
+        for end in (first, second):
+            assert await asyncio.gather(*(end.request(body) for body in bodies)) == bodies
+
+    run(tmp_path, test, echo)
+
+
+def test_errors_keep_their_kind(tmp_path: Path) -> None:
+    """An error of the other side is raised here; a bug there has no words of its own."""
+
+    async def test(first: LinkConnection, _: LinkConnection) -> None:
+        with pytest.raises(LostChangesError, match="a set is lost"):
+            await first.request({"error": 1})
+        with pytest.raises(InternalError, match="see the service's log"):
+            await first.request({"bug": 1})
+
+    run(tmp_path, test, echo)
+
+
+def test_too_many_requests_are_refused(tmp_path: Path) -> None:
+    """A request beyond the bound is answered at once, so that it takes no memory."""
+
+    async def test(first: LinkConnection, _: LinkConnection) -> None:
+        waiting = [asyncio.create_task(first.request({"wait": 1})) for _ in range(256)]
+        await asyncio.sleep(0)
+        with pytest.raises(OverloadedError):
+            await first.request({})
+        for task in waiting:
+            task.cancel()
+        await asyncio.gather(*waiting, return_exceptions=True)
+
+    run(tmp_path, test, echo)
+
+
+def test_silent_side_is_left(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """After three heartbeats without a byte, requests end with an error, and so does every later one."""
+    monkeypatch.setattr(module, "HEARTBEAT_S", 0.01)
+
+    async def main() -> None:
+        async def accept(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+            await reader.read()
+            writer.close()
+
+        server = await asyncio.start_unix_server(accept, tmp_path / "s")
+        reader, writer = await asyncio.open_unix_connection(tmp_path / "s")
+        end = LinkConnection(reader, writer, FrameDecoder(), echo)
+        serving = asyncio.create_task(end.run())
+        with pytest.raises(LinkEndedError):
+            await end.request({})
+        await serving
+        with pytest.raises(LinkEndedError):
+            await end.request({})
+        server.close()
+
+    asyncio.run(main())
+
+
+def test_quiet_link_stays(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Heartbeats alone keep a link for any time."""
+    monkeypatch.setattr(module, "HEARTBEAT_S", 0.005)
+
+    async def test(first: LinkConnection, _: LinkConnection) -> None:
+        for _turn in range(20):
+            await asyncio.sleep(0.01)
+            assert await first.request({"n": 1}) == {"n": 1}
+
+    run(tmp_path, test, echo)

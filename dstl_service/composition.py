@@ -103,8 +103,8 @@ class Parts:
 
     @property
     def is_busy(self) -> bool:
-        """Say whether background work runs."""
-        return self.materializer.is_busy or self.background_work.is_busy
+        """Say whether background work runs, or another host may need this process."""
+        return self.materializer.is_busy or self.background_work.is_busy or self.links.is_linked
 
     async def check_storage(self) -> None:
         """
@@ -172,7 +172,7 @@ def compose(settings: ServiceSettings, store: ObjectStore, clock: Clock, ids: Id
     dialer = LinkDialer(service_id, lambda job, body: links.answer(job, body))  # noqa: PLW0108 - made further down
     link_calls = LinkCalls(hub, dialer, settings.peer_timeout_s)
     persister = Persister(intake, jobs, calls, link_calls, HandleCheck(store, look), service_id)
-    links = LinkService(jobs, persister, hub, dialer, note_threads)
+    links = LinkService(jobs, persister, hub, dialer, link_calls, note_threads)
     metrics.watch(
         lambda: room.used_bytes,
         lambda: sum(job.book.queued for job in jobs),

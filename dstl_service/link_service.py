@@ -13,6 +13,7 @@ from pydantic import TypeAdapter, ValidationError
 from dstl_service.formats.checkpoint_record import received_segment
 from dstl_service.intake.active_job import ActiveJobs
 from dstl_service.intake.persister import Persister
+from dstl_service.links.calls import LinkCalls
 from dstl_service.links.dialer import LinkDialer
 from dstl_service.links.frames import Message
 from dstl_service.links.hub import LinkHub
@@ -32,16 +33,24 @@ class LinkService:
         persister: Makes change sets durable.
         hub: Accepts links of other hosts.
         dialer: Connects to coordinators.
+        calls: Calls hosts that have links.
         note_threads: Parse the notes in requests.
     """
 
     def __init__(
-        self, jobs: ActiveJobs, persister: Persister, hub: LinkHub, dialer: LinkDialer, note_threads: JobThreads
+        self,
+        jobs: ActiveJobs,
+        persister: Persister,
+        hub: LinkHub,
+        dialer: LinkDialer,
+        calls: LinkCalls,
+        note_threads: JobThreads,
     ) -> None:
         self._jobs = jobs
         self._persister = persister
         self._hub = hub
         self._dialer = dialer
+        self._calls = calls
         self._note_threads = note_threads
 
     async def open(self, job: str, request: OpenLinks) -> LinkAddress:
@@ -84,7 +93,13 @@ class LinkService:
         persisted = await self._persister.persist_claimed(job, refs, wait=request.wait, note=note)
         return {"handles": [handle.to_dict() for handle in persisted.all_handles]}
 
+    @property
+    def is_linked(self) -> bool:
+        """Say whether this host has a link to a coordinator, which may need it."""
+        return self._dialer.is_linked
+
     async def close(self) -> None:
         """End all links."""
+        self._calls.close()
         await self._dialer.close()
         await self._hub.close()

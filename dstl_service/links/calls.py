@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Sequence
 from dataclasses import asdict
-from typing import Any
+from typing import Any, NamedTuple
 
 from dstl_service.links.dialer import LinkDialer
 from dstl_service.links.frames import Message
@@ -17,6 +17,20 @@ from storage.model import SegmentHandle
 
 _ASK_TIMEOUT_S = 10.0
 """Longest time of a request that does not wait for uploads."""
+
+
+class _Asked(NamedTuple):
+    """What a host is asked to persist."""
+
+    refs: tuple[ChangeSetRef, ...]
+    note: str | None
+
+
+class _Early(NamedTuple):
+    """Handles that are fetched before the checkpoint is completed."""
+
+    asked: _Asked
+    task: asyncio.Task[list[SegmentHandle]]
 
 
 class LinkCalls:
@@ -33,6 +47,7 @@ class LinkCalls:
         self._hub = hub
         self._dialer = dialer
         self._timeout_s = timeout_s
+        self._early: dict[tuple[str, str], _Early] = {}
 
     def reaches(self, job: str, service_id: str) -> bool:
         """Say whether a process has a link to this coordinator of a job, or had one a moment ago."""
@@ -48,14 +63,46 @@ class LinkCalls:
         """
         Have a host persist sets and a note; return the handles in order, or none without `wait`.
 
+        Without `wait` the handles are fetched meanwhile. A later call for the same sets gets them, even if the host is
+        gone by then: between both, a user's function may run for hours.
+
         Raises:
             LostChangesError: The host lacks a set, has no link any more, or does not answer in time.
             UnavailableError: The answer cannot be read.
             DstlError: The host refused, with an error of this kind.
         """
+        asked = _Asked(tuple(refs), note)
+        if wait:
+            return await self._fetched(service_id, job, asked) or await self._ask(service_id, job, asked, wait=True)
+        await self._ask(service_id, job, asked, wait=False)
+        self._forget_early(service_id, job)
+        task = asyncio.get_running_loop().create_task(self._ask(service_id, job, asked, wait=True))
+        task.add_done_callback(_look_at_error)
+        self._early[job, service_id] = _Early(asked, task)
+        return []
+
+    def close(self) -> None:
+        """Fetch no more handles."""
+        for service_id, job in [(service_id, job) for job, service_id in self._early]:
+            self._forget_early(service_id, job)
+
+    async def _fetched(self, service_id: str, job: str, asked: _Asked) -> list[SegmentHandle] | None:
+        """Return the handles that a call without `wait` fetched for the same sets, or None."""
+        early = self._early.get((job, service_id))
+        if early is None or early.asked != asked:
+            return None
+        await asyncio.wait([early.task])
+        return None if early.task.cancelled() or early.task.exception() is not None else early.task.result()
+
+    def _forget_early(self, service_id: str, job: str) -> None:
+        early = self._early.pop((job, service_id), None)
+        if early is not None:
+            early.task.cancel()
+
+    async def _ask(self, service_id: str, job: str, asked: _Asked, *, wait: bool) -> list[SegmentHandle]:
         try:
             async with asyncio.timeout(self._timeout_s if wait else _ASK_TIMEOUT_S):
-                answer = await self._hub.request(job, service_id, _persist_request(refs, wait=wait, note=note))
+                answer = await self._hub.request(job, service_id, _persist_request(asked.refs, asked.note, wait=wait))
         except TimeoutError:
             raise LostChangesError(
                 f"sidecar {service_id} did not answer within {self._timeout_s:g} s; its change sets count as lost"
@@ -75,7 +122,7 @@ class LinkCalls:
         """
         try:
             async with asyncio.timeout(self._timeout_s):
-                answer = await self._dialer.request(job, _persist_request(refs, wait=True, note=None))
+                answer = await self._dialer.request(job, _persist_request(refs, None, wait=True))
         except TimeoutError:
             raise UnavailableError(f"the coordinator of job {job!r} did not answer in time; ask again") from None
         handles = _handles("the coordinator", answer)
@@ -84,7 +131,12 @@ class LinkCalls:
         return handles
 
 
-def _persist_request(refs: Sequence[ChangeSetRef], *, wait: bool, note: str | None) -> Message:
+def _look_at_error(task: asyncio.Task[Any]) -> None:
+    if not task.cancelled():
+        task.exception()  # the call that needs the handles asks again, and reports it
+
+
+def _persist_request(refs: Sequence[ChangeSetRef], note: str | None, *, wait: bool) -> Message:
     return {"persist": asdict(PersistRequest(max(ref.epoch for ref in refs), list(refs), wait, note))}
 
 

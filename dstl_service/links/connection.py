@@ -12,6 +12,7 @@ import asyncio
 import logging
 from collections.abc import Awaitable, Callable, Iterator
 from contextlib import contextmanager, suppress
+from typing import NamedTuple
 
 from dstl_service.links.frames import FRAME_BYTES_MAX, FrameDecoder, FrameError, Message, encode_frame
 from storage.errors import DstlError, InternalError, OverloadedError, error_from_dict
@@ -31,23 +32,32 @@ class LinkEndedError(Exception):
     """The connection ended before the answer came; the request may have been carried out."""
 
 
+class LinkStreams(NamedTuple):
+    """
+    Both directions of a connection.
+
+    Args:
+        reader: Its input.
+        writer: Its output.
+        decoder: May hold bytes that came after the introduction.
+    """
+
+    reader: asyncio.StreamReader
+    writer: asyncio.StreamWriter
+    decoder: FrameDecoder
+
+
 class LinkConnection:
     """
     One side of a link, after both sides have introduced themselves.
 
     Args:
-        reader: The connection's input.
-        writer: The connection's output; closed at the end.
-        decoder: May hold bytes that came after the introduction.
+        streams: The connection; ended at the end.
         answer: Answers the other side's requests.
     """
 
-    def __init__(
-        self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter, decoder: FrameDecoder, answer: Answer
-    ) -> None:
-        self._reader = reader
-        self._writer = writer
-        self._decoder = decoder
+    def __init__(self, streams: LinkStreams, answer: Answer) -> None:
+        self._reader, self._writer, self._decoder = streams
         self._answer = answer
         self._waiting: dict[int, asyncio.Future[Message]] = {}
         self._answering: set[asyncio.Task[None]] = set()

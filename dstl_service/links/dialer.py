@@ -12,7 +12,7 @@ import logging
 from dataclasses import dataclass, field
 
 from dstl_service.links.certificates import pinned_context
-from dstl_service.links.connection import LinkConnection, LinkEndedError, read_message
+from dstl_service.links.connection import LinkConnection, LinkEndedError, LinkStreams, read_message
 from dstl_service.links.frames import FrameDecoder, FrameError, Message, encode_frame
 from dstl_service.links.hub import AnswerOfJob
 from dstl_service.wire import LinkAddress, Linked
@@ -20,8 +20,8 @@ from storage.errors import UnavailableError
 
 CONNECT_WITHIN_S = 3.0
 """How long a task waits for its host's link; without one it makes its change sets durable itself."""
-UNUSED_S = 600.0
-"""A link that no task asked for in this time is given up."""
+UNUSED_S = 86_400.0
+"""A link that no task asked for in this time is given up; a batch may take hours after its tasks."""
 _AGAIN_FIRST_S, _AGAIN_MAX_S = 0.1, 3.0
 
 logger = logging.getLogger("dstl_service")
@@ -97,6 +97,11 @@ class LinkDialer:
             pass
         raise UnavailableError(f"the link to the coordinator of job {job!r} has ended; ask again", job=job)
 
+    @property
+    def is_linked(self) -> bool:
+        """Say whether there is any link: its coordinator may still ask for what this process received."""
+        return any(link.connection is not None for link in self._links.values())
+
     def forget(self, job: str) -> None:
         """Give a job's link up."""
         link = self._links.pop(job, None)
@@ -149,7 +154,7 @@ class LinkDialer:
         async def answer(body: Message) -> Message:
             return await self._answer(job, body)
 
-        return LinkConnection(reader, writer, decoder, answer)
+        return LinkConnection(LinkStreams(reader, writer, decoder), answer)
 
     async def _until_unused(self, connection: LinkConnection, link: _Link) -> None:
         """Serve the connection until it ends or no task has asked for it for long."""

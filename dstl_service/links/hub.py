@@ -10,12 +10,14 @@ from __future__ import annotations
 import asyncio
 import hmac
 import logging
+import socket
+import ssl
 from collections import Counter
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field
 
 from dstl_service.links.certificates import make_server_context
-from dstl_service.links.connection import LinkConnection, LinkEndedError, read_message
+from dstl_service.links.connection import LinkConnection, LinkEndedError, LinkStreams, read_message
 from dstl_service.links.frames import FrameDecoder, FrameError, Message, encode_frame
 from dstl_service.wire import LinkAddress, OpenLinks
 from storage.clock import new_secret
@@ -28,6 +30,7 @@ _HELLO_S = 5.0
 _STRANGERS_MAX = 256
 _STRANGERS_PER_ADDRESS_MAX = 16
 _BACKLOG = 512
+_ACCEPT_AGAIN_S = 0.2
 _HOSTS_PER_JOB_MAX = 2_000
 _FORGOTTEN_S = 60.0
 """How long a host without a link is kept: requests to it wait that it comes back, instead of failing at once."""
@@ -75,7 +78,7 @@ class LinkHub:
         self._answer = answer
         self._jobs: dict[str, _Job] = {}
         self._opening = asyncio.Lock()
-        self._server: asyncio.Server | None = None
+        self._server: asyncio.Task[None] | None = None
         self._bound = ("", 0)
         self._port = 0
         self._certificate = ""
@@ -148,7 +151,7 @@ class LinkHub:
     async def close(self) -> None:
         """Stop listening, and end all links."""
         if self._server is not None:
-            self._server.close()
+            self._server.cancel()
         for job in list(self._jobs):
             self.forget(job)
         for task in self._served:
@@ -165,43 +168,57 @@ class LinkHub:
             )
         context, certificate = await asyncio.to_thread(make_server_context)
         try:
-            server = await asyncio.start_server(
-                self._accept, address, port, ssl=context, ssl_handshake_timeout=_HELLO_S, backlog=_BACKLOG
-            )
+            listener = await asyncio.to_thread(_listener, address, port)
         except OSError as error:
             raise InvalidInputError(
                 f"links cannot be accepted on {address} port {port}: {error.strerror or error}; set "
                 "spark.driver.bindAddress to an address of the driver's host, and link_port to a free port or 0"
             ) from error
-        self._server, self._certificate, self._bound = server, certificate, (address, port)
-        self._port = int(server.sockets[0].getsockname()[1])
+        self._bound, self._certificate, self._port = (address, port), certificate, int(listener.getsockname()[1])
+        self._server = asyncio.get_running_loop().create_task(self._accept(listener, context))
         logger.info("listening for links", extra={"address": address, "port": self._port})
 
-    async def _accept(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        task = asyncio.current_task()
-        assert task is not None
-        self._served.add(task)
+    async def _accept(self, listener: socket.socket, context: ssl.SSLContext) -> None:
+        loop = asyncio.get_running_loop()
+        with listener:
+            while True:
+                try:
+                    accepted, peer = await loop.sock_accept(listener)
+                except OSError as error:  # at the limit of open files
+                    logger.warning("a link could not be accepted", extra={"error": str(error)})
+                    await asyncio.sleep(_ACCEPT_AGAIN_S)
+                    continue
+                # Counted before its handshake: half-open connections must not take the files of others.
+                if self._strangers.total() >= _STRANGERS_MAX or self._strangers[peer[0]] >= _STRANGERS_PER_ADDRESS_MAX:
+                    accepted.close()
+                    continue
+                task = loop.create_task(self._serve(accepted, str(peer[0]), context))
+                self._served.add(task)
+                task.add_done_callback(self._served.discard)
+
+    async def _serve(self, accepted: socket.socket, address: str, context: ssl.SSLContext) -> None:
+        writer: asyncio.StreamWriter | None = None
         try:
-            await self._serve(reader, writer)
+            self._strangers[address] += 1
+            try:
+                async with asyncio.timeout(_HELLO_S):
+                    reader, writer = await _encrypted(accepted, context)
+                    decoder = FrameDecoder()
+                    hello = await read_message(reader, decoder)
+            finally:
+                self._strangers[address] -= 1
+                if not self._strangers[address]:
+                    del self._strangers[address]
+            await self._introduced(hello, LinkStreams(reader, writer, decoder))
         except (OSError, FrameError, TimeoutError, DstlError) as error:
             logger.debug("a connection is not a link", extra={"error": repr(error)})
         finally:
-            self._served.discard(task)
-            writer.transport.abort()
+            if writer is not None:
+                writer.transport.abort()
+            accepted.close()
 
-    async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        address = str((writer.get_extra_info("peername") or ("",))[0])
-        if self._strangers.total() >= _STRANGERS_MAX or self._strangers[address] >= _STRANGERS_PER_ADDRESS_MAX:
-            return
-        decoder = FrameDecoder()
-        self._strangers[address] += 1
-        try:
-            async with asyncio.timeout(_HELLO_S):
-                hello = await read_message(reader, decoder)
-        finally:
-            self._strangers[address] -= 1
-            if not self._strangers[address]:
-                del self._strangers[address]
+    async def _introduced(self, hello: Message, streams: LinkStreams) -> None:
+        """Serve a connection whose first message shows the token of a job."""
         job, service_id = str(hello.get("job")), validate_name("service", hello.get("service_id"))
         known = self._jobs.get(job)
         if known is None or not _is_same(known.address.token, hello.get("token")):
@@ -209,12 +226,12 @@ class LinkHub:
         if service_id not in known.hosts and len(known.hosts) >= _HOSTS_PER_JOB_MAX:
             logger.warning("a job has too many links", extra={"job": job, "links": len(known.hosts)})
             return
-        writer.write(encode_frame({"service_id": self._service_id}))
+        streams.writer.write(encode_frame({"service_id": self._service_id}))
 
         async def answer(body: Message) -> Message:
             return await self._answer(job, body)
 
-        await self._keep(job, known, service_id, LinkConnection(reader, writer, decoder, answer))
+        await self._keep(job, known, service_id, LinkConnection(streams, answer))
 
     async def _keep(self, name: str, job: _Job, service_id: str, connection: LinkConnection) -> None:
         host = job.hosts.setdefault(service_id, _Host())
@@ -228,6 +245,25 @@ class LinkHub:
         finally:
             host.ended(connection)
             asyncio.get_running_loop().call_later(_FORGOTTEN_S, _drop, job, service_id, host)
+
+
+def _listener(address: str, port: int) -> socket.socket:
+    """Return a listening socket. Blocking: the name is resolved."""
+    family, _, _, _, place = socket.getaddrinfo(address, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)[0]
+    listener = socket.create_server(place[:2], family=family, backlog=_BACKLOG)
+    listener.setblocking(False)
+    return listener
+
+
+async def _encrypted(
+    accepted: socket.socket, context: ssl.SSLContext
+) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
+    loop, reader = asyncio.get_running_loop(), asyncio.StreamReader()
+    protocol = asyncio.StreamReaderProtocol(reader)
+    transport, _ = await loop.connect_accepted_socket(
+        lambda: protocol, accepted, ssl=context, ssl_handshake_timeout=_HELLO_S
+    )
+    return reader, asyncio.StreamWriter(transport, protocol, reader, loop)
 
 
 def _drop(job: _Job, service_id: str, host: _Host) -> None:

@@ -33,6 +33,7 @@ from storage.open import open_store
 from tests.support.machine import Host
 from tests.waiting import wait_until
 from tools.servers.job_driver import JobDriver
+from tools.servers.programs import ServerError
 from tools.servers.service_process import ServiceProcess
 
 pytestmark = [pytest.mark.integration, pytest.mark.timeout(180)]
@@ -129,6 +130,36 @@ def test_sets_of_a_host_whose_process_died_are_lost(start: Callable[[], ServiceP
     job.begin()
     job.complete(job.write({b"\0\0k": b"v"}, client=client, attempt=2))
     assert len(job.payloads()) == 1
+
+
+def test_host_may_end_while_the_function_runs(storage: str, start: Callable[[], ServiceProcess]) -> None:
+    """I7: once the sets are stored the coordinator has their handles; hours may pass until the batch is completed."""
+    coordinator, host = start(), start()
+    job, client = JobDriver(client_of(coordinator)), client_of(host)
+    connect(client, links_of(job))
+    refs = job.write({b"\0\0k": b"v"}, client=client)
+    job.flush(refs)
+    wait_until(lambda: segment_objects(storage))
+    host.stop()
+
+    job.complete(refs)
+
+    assert len(job.payloads()) == 1
+
+
+def test_linked_sidecar_is_not_idle(storage: str) -> None:
+    """A sidecar stays as long as its coordinator, which may ask for what it received; then it ends as usual."""
+    with ServiceProcess(storage) as coordinator, ServiceProcess(storage, {"DSTL_IDLE_EXIT_S": "1"}) as host:
+        job, client = JobDriver(client_of(coordinator)), client_of(host)
+        connect(client, links_of(job))
+        refs = job.write({b"\0\0k": b"v"}, client=client)
+
+        with pytest.raises(ServerError, match="did not end"):
+            host.wait_for_end(5)
+        job.complete(refs)
+        coordinator.stop()
+
+        assert host.wait_for_end(60) in (0, -signal.SIGTERM)
 
 
 def test_host_that_was_paused_comes_back(start: Callable[[], ServiceProcess]) -> None:

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from dstl_service.links import connection as module
-from dstl_service.links.connection import Answer, LinkConnection, LinkEndedError
+from dstl_service.links.connection import Answer, LinkConnection, LinkEndedError, LinkStreams
 from dstl_service.links.frames import FrameDecoder, Message
 from storage.errors import InternalError, LostChangesError, OverloadedError
 
@@ -27,7 +27,7 @@ async def linked(path: Path, answer: Answer) -> AsyncIterator[tuple[LinkConnecti
 
     server = await asyncio.start_unix_server(accept, path / "s")
     ends = [await asyncio.open_unix_connection(path / "s"), await accepted]
-    first, second = (LinkConnection(reader, writer, FrameDecoder(), answer) for reader, writer in ends)
+    first, second = (LinkConnection(LinkStreams(reader, writer, FrameDecoder()), answer) for reader, writer in ends)
     tasks = [asyncio.create_task(end.run()) for end in (first, second)]
     try:
         yield first, second
@@ -108,7 +108,7 @@ def test_silent_side_is_left(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) ->
 
         server = await asyncio.start_unix_server(accept, tmp_path / "s")
         reader, writer = await asyncio.open_unix_connection(tmp_path / "s")
-        end = LinkConnection(reader, writer, FrameDecoder(), echo)
+        end = LinkConnection(LinkStreams(reader, writer, FrameDecoder()), echo)
         serving = asyncio.create_task(end.run())
         with pytest.raises(LinkEndedError):
             await end.request({})

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import time
 from dataclasses import asdict
 from pathlib import Path
 
@@ -19,12 +20,15 @@ def main() -> None:
     parser.add_argument("--folder", type=Path, required=True)
     parser.add_argument("--storage", required=True)
     parser.add_argument("--no-links", action="store_true")
+    parser.add_argument("--host", default="127.0.0.1")
+    parser.add_argument("--wait-for", type=Path)
     options = parser.parse_args()
     spark = (
         SparkSession.builder.master(options.master)
         .appName("dstl-cluster")
         .config("spark.ui.enabled", "false")
-        .config("spark.driver.host", "127.0.0.1")
+        .config("spark.driver.host", options.host)
+        .config("spark.driver.bindAddress", options.host)
         .config("spark.driver.memory", "1g")
         .config("spark.executor.memory", "700m")
         .config("spark.executor.cores", "1")
@@ -53,6 +57,8 @@ def main() -> None:
     assert not any(sessions), "a batch must belong to its query's own session, whose settings are its own"
     result = {"batches": collected.batches, "progress": [asdict(progress) for progress in backend.recent_progress]}
     (options.folder / "result.json").write_text(json.dumps(result), encoding="utf-8")
+    while options.wait_for is not None and not options.wait_for.exists():
+        time.sleep(0.1)
 
 
 if __name__ == "__main__":

@@ -8,11 +8,12 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import subprocess
 import sys
 import tempfile
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any
@@ -23,7 +24,9 @@ from backend_client.service.client import ServiceClient
 from storage.open import open_store
 from tests.announced import wait_until_announced
 from tests.e2e.support import expected_output, expected_state, random_input, stored_totals, write_input
-from tests.sidecars import end_sidecars
+from tests.sidecars import end_sidecars, sidecars_of
+from tests.support.machine import Network, NetworkedHost
+from tests.waiting import wait_until
 from tools.servers.programs import free_port
 from tools.servers.spark_cluster import SparkCluster
 
@@ -107,6 +110,66 @@ def test_hosts_with_sidecars_of_their_own(tmp_path: Path, folders: list[Path], a
     tables = Counter(table.name for folder in folders for table in folder.glob("tables/*/Totals/*"))
     assert len(tables) == 4
     assert set(tables.values()) == {1}
+
+
+STRANGER = """
+import socket, ssl, sys
+context = ssl.create_default_context()
+context.check_hostname, context.verify_mode = False, ssl.CERT_NONE
+for sent in (b"GET /v1/info HTTP/1.1\\r\\nhost: x\\r\\n\\r\\n", b"\\0\\0\\0\\x12" + b'{"job":"job","x":1}'):
+    with socket.create_connection((sys.argv[1], int(sys.argv[2])), 20) as plain:
+        with context.wrap_socket(plain) as connection:
+            connection.sendall(sent)
+            assert connection.recv(100) == b"", "a stranger gets an answer"
+"""
+
+
+def listeners(machine: NetworkedHost, pids: Collection[int]) -> list[tuple[str, int]]:
+    """Return address and port of each TCP socket on a machine on which one of the processes listens."""
+    lines = subprocess.run(machine.command(["ss", "-ltnpH"]), check=True, capture_output=True, text=True).stdout
+    found = []
+    for line in lines.splitlines():
+        if {int(pid) for pid in re.findall(r"pid=(\d+)", line)} & set(pids):
+            address, _, port = line.split()[3].rpartition(":")
+            found.append((address, int(port)))
+    return found
+
+
+def test_machines_need_nothing_but_the_package(tmp_path: Path, folders: list[Path]) -> None:
+    """
+    Machines of their own share objects without any set-up, and only the driver's listens, to hosts with the token.
+
+    A scan from a further machine finds nothing else of ours.
+    """
+    storage, done = f"file://{tmp_path / 'store'}", tmp_path / "done"
+    hosts = [{"DSTL_LOCAL_DIR": str(folder), "PYTHONPATH": str(Path(__file__).parents[2])} for folder in folders]
+    write_input(tmp_path / "in", FILES)
+    with Network(HOSTS + 1) as network:
+        driver, *workers, stranger = network.hosts
+        with SparkCluster(tmp_path, hosts[1:], machines=[driver, *workers]) as cluster:
+            command = [sys.executable, "-m", "tests.e2e.cluster_program", "--master", cluster.master_url]
+            command += ["--folder", str(tmp_path), "--storage", storage]
+            command += ["--host", driver.address, "--wait-for", str(done)]
+            environment = {**os.environ, "PYSPARK_PYTHON": sys.executable, "SPARK_LOCAL_IP": driver.address, **hosts[0]}
+            with subprocess.Popen(driver.command(command), cwd=tmp_path, env=environment) as program:
+                try:
+                    wait_until(lambda: (tmp_path / "result.json").exists() or program.poll() is not None, 300)
+                    assert program.poll() is None
+                    found = [listeners(*pair) for pair in zip(network.hosts, map(sidecars_of, folders), strict=False)]
+                    ((address, port),) = found[0]
+                    ask = [sys.executable, "-c", STRANGER, driver.address, str(port)]
+                    subprocess.run(stranger.command(ask), check=True)
+                finally:
+                    done.touch()
+                    program.wait(60)
+
+    assert address == driver.address
+    assert found[1:] == [[], []]
+    result = json.loads((tmp_path / "result.json").read_text())
+    check(result, storage)
+    objects = list(open_store(storage).list("job/"))
+    segments = [info for info in objects if info.key.startswith("job/segments/")]
+    assert len(segments) == len(workers) * len(result["batches"])
 
 
 def test_hosts_share_objects_over_tcp(tmp_path: Path, folders: list[Path]) -> None:

@@ -14,7 +14,7 @@ from collections.abc import Sequence
 from contextlib import suppress
 from pathlib import Path
 from types import TracebackType
-from typing import Self
+from typing import Protocol, Self
 
 import psutil
 import pyspark
@@ -37,6 +37,26 @@ def worker_command(host: str, cores: int, memory: str, webui_port: int, work_dir
     return ["org.apache.spark.deploy.worker.Worker", *arguments, "--work-dir", work_dir, master_url]
 
 
+class Machine(Protocol):
+    """Where processes run."""
+
+    address: str
+
+    def command(self, command: Sequence[str]) -> list[str]:
+        """Return a command that runs there; the process keeps its id."""
+        ...
+
+
+class Loopback:
+    """This machine."""
+
+    address = "127.0.0.1"
+
+    def command(self, command: Sequence[str]) -> list[str]:
+        """Return the command itself."""
+        return list(command)
+
+
 class SparkCluster:
     """
     A master and one worker per entry of `hosts`.
@@ -45,27 +65,37 @@ class SparkCluster:
         folder: Folder of logs and executors' work.
         hosts: Additional environment variables of each worker, and so of its executors.
         memory: Memory of each worker, in Spark's notation.
+        machines: Where the master and each worker run; by default all here.
     """
 
-    def __init__(self, folder: Path, hosts: Sequence[dict[str, str]], memory: str = "1g") -> None:
+    def __init__(
+        self,
+        folder: Path,
+        hosts: Sequence[dict[str, str]],
+        memory: str = "1g",
+        machines: Sequence[Machine] | None = None,
+    ) -> None:
         self._folder = folder
         self._hosts = hosts
         self._memory = memory
+        self._machines = machines or [Loopback()] * (len(hosts) + 1)
         self._processes: list[subprocess.Popen[bytes]] = []
         self.master_url = ""
         self.webui_url = ""
 
     def __enter__(self) -> Self:
         port, web = free_port(), free_port()
-        self.master_url, self.webui_url = f"spark://127.0.0.1:{port}", f"http://127.0.0.1:{web}"
+        master = self._machines[0]
+        self.master_url, self.webui_url = f"spark://{master.address}:{port}", f"http://{master.address}:{web}"
         try:
-            self._start("master", master_command("127.0.0.1", port, web), {})
+            self._start("master", master_command(master.address, port, web), {}, master)
             self._wait_for("master", "I have been elected leader")
             for number, extra in enumerate(self._hosts):
                 name = f"worker-{number}"
                 work = str(self._folder / name)
-                command = worker_command("127.0.0.1", 1, self._memory, free_port(), work, self.master_url)
-                self._start(name, command, extra)
+                machine = self._machines[number + 1]
+                command = worker_command(machine.address, 1, self._memory, free_port(), work, self.master_url)
+                self._start(name, command, extra, machine)
             for number in range(len(self._hosts)):
                 self._wait_for(f"worker-{number}", "Successfully registered with master")
         except BaseException:
@@ -90,18 +120,18 @@ class SparkCluster:
             with suppress(psutil.NoSuchProcess):
                 descendant.kill()
 
-    def _start(self, name: str, arguments: list[str], extra: dict[str, str]) -> None:
+    def _start(self, name: str, arguments: list[str], extra: dict[str, str], machine: Machine) -> None:
         environment = {
             **os.environ,
             "SPARK_HOME": str(_HOME),
-            "SPARK_LOCAL_IP": "127.0.0.1",
+            "SPARK_LOCAL_IP": machine.address,
             "SPARK_NO_DAEMONIZE": "1",
             "PYSPARK_PYTHON": sys.executable,
             **extra,
         }
         with open(self._folder / f"{name}.log", "wb") as log:
             process = subprocess.Popen(
-                [str(_HOME / "bin" / "spark-class"), *arguments],
+                machine.command([str(_HOME / "bin" / "spark-class"), *arguments]),
                 stdin=subprocess.DEVNULL,
                 stdout=log,
                 stderr=log,

@@ -23,16 +23,19 @@ def store_figures(profile: StoreProfile, drawn: Drawn) -> list[Figure]:
         Figure("store: requests", drawn.requests, "requests"),
         Figure("store: requests in outages", drawn.out, "requests"),
     ]
+    if profile.bandwidth_bytes_per_s is not None:
+        bandwidth = profile.bandwidth_bytes_per_s / 1e6
+        figures.append(Figure("store: bandwidth of a host, assumed", bandwidth, "MB/s"))
     for name, line in profile.lines.items():
         latencies_ms = drawn.latencies_ms.get(name, [])
         figures.append(Figure(f"store, {name}: requests", len(latencies_ms), "requests"))
         for percent, wanted_ms in line.percentiles_ms.items():
             title = f"store, {name}: p{percent:g}"
+            source = ", assumed" if percent in line.assumed else ""
+            above = sum(latency_ms > wanted_ms for latency_ms in latencies_ms)
             figures.append(Figure(f"{title} drawn", percentile(latencies_ms, percent), "ms"))
-            figures.append(Figure(f"{title} wanted", wanted_ms, "ms"))
-            if latencies_ms:
-                above = sum(latency_ms > wanted_ms for latency_ms in latencies_ms)
-                figures.append(_deviation(title, above, len(latencies_ms), 1 - percent / 100))
+            figures.append(Figure(f"{title} wanted{source}", wanted_ms, "ms"))
+            figures.append(_deviation(title, above, len(latencies_ms), 1 - percent / 100))
     if profile.lines:
         figures.append(Figure("store: answers that the store itself gave later", drawn.late, "requests"))
     for title, count, share in (
@@ -47,6 +50,8 @@ def store_figures(profile: StoreProfile, drawn: Drawn) -> list[Figure]:
 
 def _deviation(title: str, count: int, of: int, share: float) -> Figure:
     """Return how far a count is from its share, in standard deviations of chance; one request more or less is none."""
+    title, unit = f"{title}, deviation", "standard deviations"
+    if not of:
+        return Figure(title, None, unit)
     surplus = max(0.0, abs(count - of * share) - 1)
-    spread = sqrt(max(of, 1) * share * (1 - share))
-    return Figure(f"{title}, deviation", surplus / spread, "standard deviations", Goal("<=", DEVIATION_MAX))
+    return Figure(title, surplus / sqrt(of * share * (1 - share)), unit, Goal("<=", DEVIATION_MAX))

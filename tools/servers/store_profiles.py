@@ -35,9 +35,11 @@ class Latency:
 
     Args:
         percentiles_ms: Milliseconds, > 0, by percent, > 0 and < 100; at least two, both ascending.
+        assumed: The percents of those that nobody has published.
     """
 
     percentiles_ms: Mapping[float, float]
+    assumed: tuple[float, ...] = ()
 
     def __post_init__(self) -> None:
         rows = list(self.percentiles_ms.items())
@@ -67,12 +69,12 @@ class StoreProfile:
     Args:
         small: Latency of requests of up to `SMALL_BYTES_MAX`; None adds nothing.
         large: Latency of all others, whatever their size: that of the bandwidth comes on top.
-        bandwidth_bytes_per_s: Of one host, each way, > 0; None for no limit.
+        bandwidth_bytes_per_s: Of one host, each way, > 0; None for no limit. It is assumed.
         refused_share: Share of requests answered with 503, in [0, 1].
         reset_share: Share of requests whose connection ends, half of them after the store has acted, in [0, 1].
         outage_every_s: Distance of the beginnings of outages, in which every request is answered with 503; 0 for none.
         outage_s: Length of each; it is at the end of its period.
-        assumptions: What of this nobody has published, for people.
+        assumptions: What of this nobody has published, in words.
     """
 
     small: Latency | None = None
@@ -96,7 +98,7 @@ class StoreProfile:
         return {name: line for name, line in (("small", self.small), ("large", self.large)) if line is not None}
 
 
-_SAME_ZONE = Latency({50: 15, 99: 45, 99.9: 120})
+_SAME_ZONE = Latency({50: 15, 99: 45, 99.9: 120}, assumed=(99, 99.9))
 _SAME_ZONE_BANDWIDTH = 250e6
 _SAME_ZONE_ASSUMED = "p99 of 45 ms and p99.9 of 120 ms, and 250 MB/s of a host, are assumed"
 
@@ -105,7 +107,7 @@ PROFILES: Mapping[str, StoreProfile] = MappingProxyType(
         "local": StoreProfile(),
         "same-zone": StoreProfile(_SAME_ZONE, _SAME_ZONE, _SAME_ZONE_BANDWIDTH, assumptions=(_SAME_ZONE_ASSUMED,)),
         "s3-standard": StoreProfile(
-            small=Latency({50: 30, 99: 150, 99.9: 600}),
+            small=Latency({50: 30, 99: 150, 99.9: 600}, assumed=(50, 99, 99.9)),
             large=Latency({50: 459, 99: 1_039, 99.9: 3_202}),  # PUTs of 5 MB, as FLIP-158 measured them
             bandwidth_bytes_per_s=100e6,
             assumptions=(

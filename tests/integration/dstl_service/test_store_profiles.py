@@ -62,7 +62,7 @@ def test_each_request_takes_what_was_drawn(fault_proxy: FaultProxy, proxied: S3C
     ):
         # The proxy's own time comes on top, which a busy machine makes longer.
         assert all(found >= wanted * 0.95 for found, wanted in zip(measured_ms, drawn_ms, strict=True))
-        assert min(found - wanted for found, wanted in zip(measured_ms, drawn_ms, strict=True)) < 100
+        assert min(found - wanted for found, wanted in zip(measured_ms, drawn_ms, strict=True)) < 300
     assert len(set(drawn.latencies_ms["small"])) == 12
 
 

@@ -58,6 +58,14 @@ def test_percentiles_are_reported_side_by_side() -> None:
     assert values["store, small: requests"] == 20_000
 
 
+def test_assumed_percentiles_are_named() -> None:
+    """What nobody has published is reported as assumed: latencies of S3 up to 64 KB, and no measured one."""
+    names = {figure.name for figure in store_figures(PROFILES["s3-standard"], Drawn())}
+
+    assert {"store, small: p50 wanted, assumed", "store, large: p50 wanted"} <= names
+    assert "store: bandwidth of a host, assumed" in names
+
+
 def test_store_as_it_is_has_no_goal() -> None:
     """A store that adds nothing has nothing to compare."""
     assert [figure.goal for figure in store_figures(PROFILES["local"], Drawn(requests=5))] == [None, None]

@@ -112,5 +112,5 @@ def _usage_figures(usage: Sequence[Usage]) -> list[Figure]:
         Figure(GENERATOR, busiest_window(usage), "cores", Goal("<=", GENERATOR_CORES_MAX)),
         Figure("CPU of the service", service, "cores"),
         Figure("memory (RSS) of the service, most", most_mb, "MB"),
-        Figure("memory (RSS) of the service, growth from the second quarter to the last", growth_mb, "MB"),
+        Figure("memory (RSS) of the service, growth", growth_mb, "MB"),
     ]

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import random
 from collections import deque
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from typing import Any, Literal, TypeAlias
 
 from tools.servers.store_profiles import SMALL_BYTES_MAX, StoreProfile
@@ -41,7 +41,9 @@ class Drawn:
     late: int = 0
     """Requests that the store itself took longer for than was drawn."""
     latencies_ms: dict[str, list[float]] = field(default_factory=dict)
-    """By line."""
+    """Drawn, by line."""
+    answered_ms: dict[str, list[float]] = field(default_factory=dict)
+    """How long requests took until they were answered, by line; longer than drawn if late or limited by bandwidth."""
 
     @classmethod
     def from_dict(cls, values: dict[str, Any]) -> Drawn:
@@ -80,7 +82,8 @@ class StoreModel:
         self._chance = random.Random(seed)
         self._began_s: float | None = None
         self._links: dict[tuple[str, str], Link] = {}
-        self._kept = {name: deque[float](maxlen=KEPT_DRAWS) for name in profile.lines}
+        self._drawn_ms = {name: deque[float](maxlen=KEPT_DRAWS) for name in profile.lines}
+        self._answered_ms = {name: deque[float](maxlen=KEPT_DRAWS) for name in profile.lines}
         self._counts = Drawn()
         self.is_out = False
         """Whether every request is answered with 503, beside the outages of the profile."""
@@ -116,20 +119,25 @@ class StoreModel:
             received_bytes: Size of the answer's.
         """
         name = "small" if max(sent_bytes, received_bytes) <= SMALL_BYTES_MAX else "large"
-        due_s = began_s
-        if (line := self._profile.lines.get(name)) is not None:
-            latency_ms = line.at(fate.position)
-            self._kept[name].append(latency_ms)
-            due_s += latency_ms / 1000
-            self._counts.late += now_s > due_s
+        line = self._profile.lines.get(name)
+        latency_ms = 0.0 if line is None else line.at(fate.position)
+        due_s = began_s + latency_ms / 1000
+        is_late = now_s > due_s
         for way, size_bytes in (("up", sent_bytes), ("down", received_bytes)):
             due_s = max(due_s, self._through_s(host, way, began_s, size_bytes))
+        if line is not None:
+            self._drawn_ms[name].append(latency_ms)
+            self._answered_ms[name].append((max(due_s, now_s) - began_s) * 1000)
+            self._counts.late += is_late
         return due_s
 
     def drawn(self) -> Drawn:
         """Return what was drawn so far."""
-        counts = self._counts.to_dict()
-        return Drawn.from_dict({**counts, "latencies_ms": {name: list(kept) for name, kept in self._kept.items()}})
+        return replace(
+            self._counts,
+            latencies_ms={name: list(kept) for name, kept in self._drawn_ms.items()},
+            answered_ms={name: list(kept) for name, kept in self._answered_ms.items()},
+        )
 
     def _is_out(self, now_s: float) -> bool:
         if self._began_s is None:

@@ -17,9 +17,9 @@ SIZES = {"small": 1_000, "large": 100_000}
 def drawn_at(profile: str, requests: int, seed: int = 0) -> Drawn:
     """Return what a store of this profile draws for requests of both sizes."""
     model = StoreModel(PROFILES[profile], seed)
-    for _ in range(requests):
+    for at_s in range(requests):
         for size in SIZES.values():
-            model.answer_due_s(model.fate(0.0), "a", 0.0, 0.0, size, 0)
+            model.answer_due_s(model.fate(0.0), "a", float(at_s), float(at_s), size, 0)
     return model.drawn()
 
 
@@ -49,12 +49,13 @@ def test_other_shares_are_found(change: dict[str, int]) -> None:
 
 
 def test_percentiles_are_reported_side_by_side() -> None:
-    """Each percentile is reported as drawn and as wanted."""
+    """Each percentile is reported as drawn, wanted and answered."""
     figures = store_figures(PROFILES["s3-standard"], drawn_at("s3-standard", 20_000))
     values = {figure.name: figure.value for figure in figures}
 
     assert values["store, large: p99.9 wanted"] == 3_202
     assert values["store, large: p99 drawn"] == pytest.approx(1_039, rel=0.05)
+    assert values["store, large: p99 answered"] == pytest.approx(values["store, large: p99 drawn"])
     assert values["store, small: requests"] == 20_000
 
 

@@ -63,6 +63,8 @@ def test_requests_of_one_host_share_its_bandwidth() -> None:
     assert answered_s(model, 0, 1_000_000) == pytest.approx(1.0)
     assert answered_s(model, 1_000_000, host="b") == pytest.approx(1.0)
     assert answered_s(model, 70_000, began_s=20.0) == pytest.approx(0.1)  # the link is free, the latency longer
+    assert model.drawn().answered_ms["large"] == pytest.approx([1_000, 2_000, 1_000, 1_000, 100])
+    assert model.drawn().late == 0
 
 
 def test_late_answer_is_counted() -> None:
@@ -72,6 +74,8 @@ def test_late_answer_is_counted() -> None:
     assert model.answer_due_s(MEDIAN, "a", 10.0, 10.05, 0, 0) == pytest.approx(10.1)
     assert model.answer_due_s(MEDIAN, "a", 10.0, 10.3, 0, 0) == pytest.approx(10.1)
     assert model.drawn().late == 1
+    assert model.drawn().latencies_ms["small"] == pytest.approx([100.0, 100.0])
+    assert model.drawn().answered_ms["small"] == pytest.approx([100.0, 300.0])
 
 
 def test_outages_come_at_end_of_periods() -> None:

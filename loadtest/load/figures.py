@@ -105,12 +105,13 @@ def _phase_figures(samples: Samples, phases: Sequence[Phase]) -> list[Figure]:
 
 
 def _usage_figures(usage: Sequence[Usage]) -> list[Figure]:
-    generator, service = cores(usage)
+    used = cores(usage)
     most_mb, growth_mb = memory_mb(usage)
     return [
-        Figure("CPU of the load generator", generator, "cores"),
+        Figure("CPU of the load generator", used.generator, "cores"),
         Figure(GENERATOR, busiest_window(usage), "cores", Goal("<=", GENERATOR_CORES_MAX)),
-        Figure("CPU of the service", service, "cores"),
+        Figure("CPU of the service", used.service, "cores"),
+        Figure("CPU of all programs on the machine", used.machine, "cores"),
         Figure("memory (RSS) of the service, most", most_mb, "MB"),
         Figure("memory (RSS) of the service, growth", growth_mb, "MB"),
     ]

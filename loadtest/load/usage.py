@@ -25,12 +25,14 @@ class Usage:
         generator_cpu_s: Processor time of the load generator so far.
         service_cpu_s: Of the service under load, if it is known.
         service_bytes: Resident memory of the service, if it is known.
+        machine_cpu_s: Processor time of all programs of the machine so far, this test's included.
     """
 
     at_s: float
     generator_cpu_s: float
     service_cpu_s: float | None = None
     service_bytes: int | None = None
+    machine_cpu_s: float = 0.0
 
 
 def busiest_window(samples: Sequence[Usage]) -> float | None:
@@ -45,19 +47,32 @@ def busiest_window(samples: Sequence[Usage]) -> float | None:
         elapsed_s = sample.at_s - samples[begin].at_s
         if elapsed_s >= WINDOW_S:
             most = max(most, (sample.generator_cpu_s - samples[begin].generator_cpu_s) / elapsed_s)
-    return most or cores(samples)[0]
+    return most or cores(samples).generator
 
 
-def cores(samples: Sequence[Usage]) -> tuple[float | None, float | None]:
-    """Return the mean use of generator and service, in cores; None if it is not known."""
+@dataclass(frozen=True, slots=True)
+class Cores:
+    """Mean use of processors, in cores; None if it is not known."""
+
+    generator: float | None = None
+    service: float | None = None
+    machine: float | None = None
+
+
+def cores(samples: Sequence[Usage]) -> Cores:
+    """Return the mean use from the first sample to the last."""
     if len(samples) < 2 or samples[-1].at_s <= samples[0].at_s:
-        return None, None
+        return Cores()
     first, last = samples[0], samples[-1]
     elapsed_s = last.at_s - first.at_s
     service = None
     if first.service_cpu_s is not None and last.service_cpu_s is not None:
         service = (last.service_cpu_s - first.service_cpu_s) / elapsed_s
-    return (last.generator_cpu_s - first.generator_cpu_s) / elapsed_s, service
+    return Cores(
+        generator=(last.generator_cpu_s - first.generator_cpu_s) / elapsed_s,
+        service=service,
+        machine=(last.machine_cpu_s - first.machine_cpu_s) / elapsed_s,
+    )
 
 
 def memory_mb(samples: Sequence[Usage]) -> tuple[float | None, float | None]:

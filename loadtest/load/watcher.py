@@ -16,6 +16,7 @@ from tools.servers.fault_proxy import StoreControl
 
 _TICK_S = 0.1
 _SAMPLE_S = 1.0
+_NOT_BUSY = ("idle", "iowait", "guest", "guest_nice")  # guests are part of user and nice
 
 
 def store_control() -> StoreControl | None:
@@ -71,11 +72,12 @@ class Watcher:
             self._is_out = is_out
 
     def _sample(self) -> Usage:
-        at_s, own_s = self.at_s, time.process_time()
+        at_s, own_s, machine = self.at_s, time.process_time(), psutil.cpu_times()
+        machine_s = sum(machine) - sum(getattr(machine, name, 0.0) for name in _NOT_BUSY)
         if self._service is None:
-            return Usage(at_s, own_s)
+            return Usage(at_s, own_s, machine_cpu_s=machine_s)
         try:
             times = self._service.cpu_times()
-            return Usage(at_s, own_s, times.user + times.system, self._service.memory_info().rss)
+            return Usage(at_s, own_s, times.user + times.system, self._service.memory_info().rss, machine_s)
         except psutil.Error:  # it has died, which its requests tell
-            return Usage(at_s, own_s)
+            return Usage(at_s, own_s, machine_cpu_s=machine_s)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from loadtest.load.usage import Usage, busiest_window, cores, memory_mb
+from loadtest.load.usage import Cores, Usage, busiest_window, cores, memory_mb
 
 
 def samples_of(shares: list[float], step_s: float = 1.0) -> list[Usage]:
@@ -22,7 +22,7 @@ def test_busy_end_of_idle_run_is_found() -> None:
     samples = samples_of([0.1] * 40 + [0.95] * 10 + [0.1] * 10)
 
     assert busiest_window(samples) == pytest.approx(0.95)
-    assert cores(samples)[0] == pytest.approx(14.5 / 60)
+    assert cores(samples).generator == pytest.approx(14.5 / 60)
 
 
 def test_short_peak_is_none() -> None:
@@ -45,8 +45,8 @@ def test_nothing_is_known_without_samples() -> None:
     """Without two samples nothing was measured; without the service's process, nothing of it."""
     for samples in ([], [Usage(0.0, 1.0)], [Usage(1.0, 1.0), Usage(1.0, 2.0)]):
         assert busiest_window(samples) is None
-        assert cores(samples) == (None, None)
-    assert cores([Usage(0.0, 1.0), Usage(2.0, 2.0)]) == (0.5, None)
+        assert cores(samples) == Cores()
+    assert cores([Usage(0.0, 1.0, machine_cpu_s=7.0), Usage(2.0, 2.0, machine_cpu_s=10.0)]) == Cores(0.5, None, 1.5)
     assert memory_mb([Usage(0.0, 1.0), Usage(2.0, 2.0)]) == (None, None)
 
 

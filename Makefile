@@ -75,7 +75,7 @@ attack: $(STAMP) ## Send hostile requests to real services; ONLY=tokens, SHORT=1
 chaos-blocks: $(STAMP) ## Kill 20 executors between actions and between operators; output and state belong together; STRICT=1
 	$(PY) -m loadtest.chaos_blocks $(CHAOS_ARGS)
 
-load: need-go $(STAMP) ## Load the service with 100 slots at 5 checkpoints/s for 60 s; SLOTS, HOSTS, RATE, DURATION, STORAGE, SERVICE
+load: need-go $(STAMP) ## Load the service with 100 slots at 5 checkpoints/s for 60 s; WORKLOAD, SHAPE, STORE, THRESHOLDS, SHORT=1, STRICT=1
 	$(PY) -m loadtest.load
 
 load-web: need-go $(STAMP) ## The same, started from locust's web page on loopback

@@ -12,12 +12,15 @@ from dstl_service.commands.jobs import audit, delete, list_jobs, rescale, undele
 from dstl_service.commands.repair import check, collect
 from dstl_service.commands.serve import serve
 from storage.errors import DstlError
+from storage.validation import validate_name
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run the command; return its exit code."""
     options = _parser().parse_args(arguments)
     try:
+        if "job" in options:  # a longer path, such as that of a job's life, would show a job where none is
+            validate_name("job", options.job)
         result: int = options.run(options)
     except DstlError as error:
         complain(str(error))

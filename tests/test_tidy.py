@@ -82,6 +82,7 @@ LAYERS: dict[str, tuple[str, ...]] = {
         "key_groups",
         "key_runs",
         "whole_numbers",
+        "portions",
         "join_rules",
         "progress_line",
         "source_watermark",

@@ -104,7 +104,11 @@ def _plain(column: pa.Array) -> list[Any]:
         return column.view(pa.int32()).to_pylist()  # type: ignore[no-any-return]
     if pa.types.is_timestamp(kind):
         return column.view(pa.int64()).to_pylist()  # type: ignore[no-any-return]
-    values = column.to_pylist()
+    if pa.types.is_string(kind):
+        encoded = column.view(pa.binary()).to_pylist()  # may be invalid UTF-8
+        values = [None if value is None else value.decode(errors="backslashreplace") for value in encoded]
+    else:
+        values = column.to_pylist()
     if pa.types.is_binary(kind):
         values = [None if value is None else value.hex() for value in values]
     return [None if value is None else f"={value}" for value in values]  # the library ignores empty text

@@ -17,6 +17,8 @@ from backend_client.columnar.packing import pack_rows
 from backend_client.state.codec import KeyCodec
 from storage.errors import CorruptDataError
 
+_ANY_TEXT = "surrogateescape"
+
 
 class KeyColumns:
     """
@@ -49,7 +51,9 @@ class KeyColumns:
         try:
             data = b"".join(keys)
             # The default limit of 100 MB may be too small for many keys, or for a single one. 0 means no limit.
-            unpacker = msgpack.Unpacker(use_list=True, strict_map_key=False, max_buffer_size=len(data))
+            unpacker = msgpack.Unpacker(
+                use_list=True, strict_map_key=False, max_buffer_size=len(data), unicode_errors=_ANY_TEXT
+            )
             unpacker.feed(data)
             parts = list(unpacker)
             numbers = parts[1::2] if with_number else []
@@ -58,13 +62,21 @@ class KeyColumns:
                 raise ValueError("they have other columns")
             columns = list(zip(*rows, strict=True)) or [()] * len(self.fields)
             arrays = [
-                pa.array([_plain(value, field.type) for value in column], field.type)
+                _array([_plain(value, field.type) for value in column], field.type)
                 for column, field in zip(columns, self.fields, strict=True)
             ]
         except (ValueError, TypeError, ArithmeticError, pa.ArrowException, msgpack.UnpackException) as error:
             why = f"{type(error).__name__}: {error}"
             raise CorruptDataError(f"stored keys of columnar state cannot be read: {why}") from error
         return pa.RecordBatch.from_arrays(arrays, schema=self.fields), numbers
+
+
+def _array(values: Sequence[Any], kind: pa.DataType) -> pa.Array:
+    if not pa.types.is_string(kind):
+        return pa.array(values, kind)
+    # Text cast from Spark's binary may be invalid UTF-8, which Arrow takes as bytes only.
+    encoded = [None if value is None else value.encode(errors=_ANY_TEXT) for value in values]
+    return pa.array(encoded, pa.binary()).view(kind)
 
 
 def _plain(value: Any, kind: pa.DataType) -> Any:

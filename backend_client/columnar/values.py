@@ -117,7 +117,8 @@ class StateColumns:
             nulls = np.ones(len(values), np.bool_)
             nulls[present] = (fixed["nulls"][:, position // 8] >> (position % 8)) & 1
             if self._varying[position]:
-                arrays.append(_scattered_bytes(data, behind, fixed[name], present, nulls).cast(field.type))
+                # A cast would refuse text that is invalid UTF-8; Spark's may be.
+                arrays.append(_scattered_bytes(data, behind, fixed[name], present, nulls).view(field.type))
                 behind = behind + fixed[name]
             else:
                 spread = np.zeros(len(values), self._layout[name])

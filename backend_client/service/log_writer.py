@@ -14,6 +14,9 @@ from dstl_service.wire import ChangeSetRef, LogTarget
 from storage.change_set import ChangeColumns, encode_change_set, encode_columns
 from storage.checksum import checksum64
 
+_SET_BYTES = 16 << 20
+"""Larger sets are divided, unless they have only one change; a fraction of what a service holds by default."""
+
 
 class LogWriter:
     """
@@ -37,12 +40,21 @@ class LogWriter:
         """
         Seal `changes` as the next change set and send it; does nothing if there are none.
 
+        What one key has written may be more than a service takes at once: it becomes several sets.
+
         Raises:
             DstlError: The sidecar did not accept it within the client's patience.
         """
         if not changes:
             return
-        self._send(encode_change_set(changes), len(changes), preemptive=preemptive)
+        payload = encode_change_set(changes)
+        if len(payload) > _SET_BYTES and len(changes) > 1:
+            items = [*changes.items()]
+            half = len(items) // 2
+            for part in (items[:half], items[half:]):
+                self.append(dict(part), preemptive=True)
+        else:
+            self._send(payload, len(changes), preemptive=preemptive)
 
     def append_columns(self, changes: ChangeColumns, *, preemptive: bool) -> None:
         """

@@ -130,10 +130,11 @@ class ListVariable(Entries):
 
     def _append(self, elements: Sequence[bytes]) -> None:
         self._enter()
-        self._elements += elements
-        self._appended += sum(map(len, elements))
-        if self._appended >= PART_BYTES:
-            self._write_part()
+        for element in elements:
+            self._elements.append(element)
+            self._appended += len(element)
+            if self._appended >= PART_BYTES:
+                self._write_part()
 
     def _write_part(self) -> None:
         """Write the appended elements under the key to which they belong."""

@@ -35,7 +35,7 @@ from storage.clock import Clock, IdSource
 from storage.errors import ConflictError, CorruptDataError, DstlError, FencedError, InvalidInputError, NotFoundError
 from storage.object_store import ObjectStore, is_readable
 from storage.stored_json import parse_json, text_of, whole_number
-from storage.validation import validate_name
+from storage.validation import NUMBER_MAX, validate_name
 
 DELAY_S = 7 * 24 * 3600
 """Default time for which a deletion can be undone."""
@@ -136,7 +136,8 @@ class Deletions:
 
     def _tombstone(self, job: str, life: int, who: str, delay_s: int) -> Tombstone:
         now_ms = self._clock.now_ms()
-        return Tombstone(job, self._ids.unique_id(), who, now_ms, now_ms + delay_s * 1000, life)
+        until_ms = min(now_ms + delay_s * 1000, NUMBER_MAX)  # a greater number could not be read again
+        return Tombstone(job, self._ids.unique_id(), who, now_ms, until_ms, life)
 
     def _put(self, tombstone: Tombstone) -> tuple[Tombstone, bool]:
         """

@@ -16,7 +16,6 @@ from dstl_service.registry.job_store import MAX_PARALLELISM_DEFAULT, JobStore
 from storage.clock import SystemClock, SystemIds
 from storage.errors import ConflictError, CorruptDataError, DstlError, NotFoundError
 from storage.open import open_store
-from storage.validation import validate_name
 
 
 def list_jobs(options: argparse.Namespace) -> int:
@@ -115,7 +114,7 @@ def audit(options: argparse.Namespace) -> int:
     store = open_store(settings.storage, **settings.store_options())
     trail = AuditTrail(store, SystemClock(), SystemIds())
     damage: list[str] = []
-    for entry in trail.entries(validate_name("job", options.job), damage.append):
+    for entry in trail.entries(options.job, damage.append):
         at = utc_text(entry.at_ms)
         facts = "  ".join(f"{name}={text}" for name, text in entry.facts.items())
         row = f"{at}  {entry.who}  {entry.act}  {facts}".rstrip()
@@ -127,7 +126,6 @@ def _leftovers(options: argparse.Namespace) -> int | None:
     """Delete the objects of a name without a job, or report their number; None if there is a job or no object."""
     settings = settings_of(options)
     store = open_store(settings.storage, **settings.store_options())
-    validate_name("job", options.job)
     is_job = JobStore(store, options.job, SystemClock(), SystemIds()).exists()
     if is_job or deletions_of(store).of(options.job) is not None or not has_leftovers(store, options.job):
         return None

@@ -11,6 +11,7 @@ from logging.handlers import RotatingFileHandler
 from pathlib import Path
 
 from storage.clock import Clock
+from storage.errors import InvalidInputError
 
 _STDERR = 2
 _FILES_KEPT = 3
@@ -77,8 +78,18 @@ class RotatingLog(RotatingFileHandler):
 
 
 def configure_logging(level: str = "INFO", file: Path | None = None, file_bytes_max: int = 0) -> None:
-    """Write log records from `level` on as JSON lines to standard error, or to a file rotated at `file_bytes_max`."""
-    handler: logging.Handler = logging.StreamHandler() if file is None else RotatingLog(file, file_bytes_max)
+    """
+    Write log records from `level` on as JSON lines to standard error, or to a file rotated at `file_bytes_max`.
+
+    Raises:
+        InvalidInputError: The file cannot be written.
+    """
+    try:
+        handler: logging.Handler = logging.StreamHandler() if file is None else RotatingLog(file, file_bytes_max)
+    except OSError as error:
+        raise InvalidInputError(
+            f"log_file {file} cannot be written: {error.strerror}; check the path and its permissions"
+        ) from error
     handler.setFormatter(JsonFormatter())
     logging.basicConfig(level=level, handlers=[handler])
     # Detailed records of these libraries may hold credentials and bodies.

@@ -13,15 +13,18 @@ from dstl_service.formats.keys import hint_key, hints_prefix
 from storage.errors import NotFoundError
 from storage.object_store import ObjectStore
 from storage.stored_json import parse_json
+from storage.validation import CHECKSUM_MAX
 
 
 def read_hint(store: ObjectStore, folder: str, name: str) -> tuple[int, ...]:
     """Return a hint's numbers; none if the hint is missing or unreadable."""
     try:
         numbers = parse_json(store.get(hint_key(folder, name)))
-        return tuple(int(number) for number in numbers)
-    except (NotFoundError, ValueError, TypeError):
+    except (NotFoundError, ValueError):
         return ()
+    # Out of bounds, a number is no place at all: a negative one would show an empty register.
+    is_sound = isinstance(numbers, list) and all(type(it) is int and 0 <= it <= CHECKSUM_MAX for it in numbers)
+    return tuple(numbers) if is_sound else ()
 
 
 def write_hint(store: ObjectStore, folder: str, name: str, *numbers: int) -> None:

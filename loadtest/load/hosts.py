@@ -18,8 +18,9 @@ from gevent.queue import Empty, Queue
 
 from backend_client.service.client import ServiceClient
 from dstl_service.wire import ChangeSetRef, LogTarget
+from loadtest.load.key_patterns import Changes
 from loadtest.load.settings import LoadSettings
-from loadtest.load.workload import Changes, PlannedSet, SimulatedTable, TaskPlan, Workload, WrongDataError
+from loadtest.load.workload import PlannedSet, SimulatedTable, TaskPlan, Workload, WrongDataError
 from storage.change_set import decode_change_set
 from storage.checksum import checksum64
 from storage.errors import error_from_dict
@@ -102,7 +103,7 @@ class SimulatedHost:
 
     def __init__(self, settings: LoadSettings, slots: int, record: Record) -> None:
         assert settings.service is not None
-        self._workload = Workload(settings.seed, settings.max_parallelism)
+        self._workload = Workload(settings.seed, settings.max_parallelism, settings.workload)
         self._slots = [
             _Slot(ServiceClient(settings.service, settings.token), settings.job, record) for _ in range(slots)
         ]

@@ -12,7 +12,6 @@ import time
 from pathlib import Path
 
 import gevent
-import psutil
 from locust import User, events, task
 from locust import stats as locust_stats
 from locust.runners import STATE_RUNNING
@@ -20,7 +19,9 @@ from locust.runners import STATE_RUNNING
 from loadtest.load.driver import SimulatedDriver
 from loadtest.load.figures import Samples, figures_of
 from loadtest.load.hosts import HostGoneError, SimulatedHost, measured
-from loadtest.load.settings import REPORT_VARIABLE, SERVICE_PID_VARIABLE, LoadSettings
+from loadtest.load.settings import REPORT_VARIABLE, LoadSettings
+from loadtest.load.thresholds import read_thresholds, with_thresholds
+from loadtest.load.watcher import Watcher, store_control
 from tools.reporting.figures import write_report_json
 
 SETTINGS = LoadSettings.of(os.environ)
@@ -49,13 +50,6 @@ def _fire(kind: str, name: str, value: float, size_bytes: int, error: Exception 
     )
 
 
-def _cpu_s() -> tuple[float, float | None]:
-    """Return the CPU time of this process, and that of the service if its process is known."""
-    pid = os.environ.get(SERVICE_PID_VARIABLE)
-    times = psutil.Process(int(pid)).cpu_times() if pid else None
-    return time.process_time(), times.user + times.system if times else None
-
-
 class HostUser(User):
     """A host: serves batches with its slots."""
 
@@ -76,26 +70,29 @@ class HostUser(User):
 
 
 class DriverUser(User):
-    """The driver: begins a batch at every tick; if it is late, it catches up for a while."""
+    """The driver: begins a batch at every tick of the shape; if it is late, it catches up for a while."""
 
     fixed_count = 1
 
     def on_start(self) -> None:
         """Connect; the first batch begins when the hosts have joined."""
         self.driver = SimulatedDriver(SETTINGS, record)
-        self._started_s: float | None = None
-        self._started_cpu_s: tuple[float, float | None] = (0.0, None)
+        self._watcher: Watcher | None = None
         self._is_over = False
         self._due_s = time.monotonic()
 
     def on_stop(self) -> None:
         """Close the connection."""
+        if self._watcher is not None:
+            self._watcher.stop()
         self.driver.close()
 
     def wait_time(self) -> float:
         """Return the time until the next batch is due."""
         now_s = time.monotonic()
-        self._due_s = max(self._due_s + 1 / SETTINGS.rate, now_s - _BEHIND_MAX_S)
+        at_s = 0.0 if self._watcher is None else self._watcher.at_s
+        period_s = 1 / (SETTINGS.rate * SETTINGS.phases.factor_at(at_s))
+        self._due_s = max(self._due_s + period_s, now_s - _BEHIND_MAX_S)
         return max(0.0, self._due_s - now_s)
 
     @task
@@ -103,10 +100,10 @@ class DriverUser(User):
         """Run one batch and complete its checkpoint; end a headless run when its time is over."""
         if self._is_over or not HOSTS or self.environment.runner.state != STATE_RUNNING:
             return  # hosts are still joining or leaving
-        if self._started_s is None:
-            self._started_s, self._started_cpu_s = time.monotonic(), _cpu_s()
-        if REPORT_VARIABLE in os.environ and time.monotonic() >= self._started_s + SETTINGS.duration_s:
-            self._end()
+        if self._watcher is None:
+            self._watcher = Watcher(SETTINGS.phases, SAMPLES.usage.append, store_control())
+        if REPORT_VARIABLE in os.environ and self._watcher.at_s >= SETTINGS.duration_s:
+            self._end(self._watcher)
             return
         try:
             with measured(record, "batch"):
@@ -116,17 +113,19 @@ class DriverUser(User):
         except Exception:  # noqa: BLE001 - reported; the next call acts like a new driver
             gevent.sleep(_PAUSE_AFTER_FAILURE_S)
             return
-        SAMPLES.checkpoints.append(done)
+        SAMPLES.add_checkpoint(self._watcher.at_s, done)
         _fire("COUNT", "checkpoint KiB", done.bytes_written / 1024, done.bytes_written)
         _fire("COUNT", "checkpoint objects", done.objects_written, 0)
 
-    def _end(self) -> None:
-        assert self._started_s is not None
+    def _end(self, watcher: Watcher) -> None:
         self._is_over = True
-        elapsed_s = time.monotonic() - self._started_s
-        (own_s, service_s), (own_before_s, service_before_s) = _cpu_s(), self._started_cpu_s
-        service_cpu_s = None if service_s is None or service_before_s is None else service_s - service_before_s
-        figures = figures_of(SAMPLES, SETTINGS, elapsed_s, own_s - own_before_s, service_cpu_s)
+        elapsed_s = watcher.at_s
+        watcher.stop()
+        store = store_control()
+        figures = figures_of(SAMPLES, SETTINGS, elapsed_s, None if store is None else store.drawn())
+        if SETTINGS.thresholds is not None:
+            known = [figure.name for figure in figures]
+            figures = with_thresholds(figures, read_thresholds(SETTINGS.thresholds, known))
         write_report_json(Path(os.environ[REPORT_VARIABLE]), figures)
         # Locust writes its CSV files at intervals, but not at the end.
         gevent.spawn_later(2 * locust_stats.CSV_STATS_INTERVAL_SEC, self.environment.runner.quit)

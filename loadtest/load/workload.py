@@ -1,32 +1,18 @@
 """
 The workload of a simulated job's tasks, and the expected content of their tables. No I/O.
 
-Everything follows from the seed, the checkpoint and the partition, in whatever order tasks run. Keys have the layout of
-tables (key group first), so that ranges of key groups can be distinguished.
+Everything follows from the seed, the checkpoint and the partition, in whatever order tasks run.
 """
 
 from __future__ import annotations
 
 import random
-import struct
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
+from loadtest.load.key_patterns import PATTERNS, Changes, large
 from storage.change_set import encode_change_set
 from storage.key_groups import KeyGroupRange, key_group_range
-
-Changes = dict[bytes, bytes | None]
-
-_KEY = struct.Struct(">HHI")
-_STATE_ID = 1
-_KEYS_PER_KEY_GROUP = 2000
-_CHANGES_MEDIAN = 40
-_CHANGES_SIGMA = 0.6
-_VALUE_BYTES = (60, 160)
-_DELETED = 0.03
-_NOISE_BYTES = 8192  # values are slices of it: drawing each one would be half of a task's cost here
-_LARGE_CHANGES = 400
-_LARGE_VALUE_BYTES = (300, 700)
 
 LARGE = 0.005
 """Share of tasks that send a set of about 150 KB pre-emptively, before their tail."""
@@ -79,11 +65,19 @@ class TaskPlan:
 
 
 class Workload:
-    """Plans tasks by a seed."""
+    """
+    Plans tasks by a seed.
 
-    def __init__(self, seed: int, max_parallelism: int) -> None:
+    Args:
+        seed: Of all that is drawn.
+        max_parallelism: The job's.
+        name: A name of `key_patterns.PATTERNS`, which decides about keys; what happens to tasks is the same for all.
+    """
+
+    def __init__(self, seed: int, max_parallelism: int, name: str = "mixed") -> None:
         self._seed = seed
         self._max_parallelism = max_parallelism
+        self._pattern = PATTERNS[name]
 
     def plan(self, checkpoint_id: int, partition: int, parallelism: int) -> TaskPlan:
         """Return the plan of this partition's task in the batch of this checkpoint."""
@@ -91,14 +85,12 @@ class Workload:
         key_groups = key_group_range(partition, parallelism, self._max_parallelism)
         sets = []
         if chance.random() < LARGE:
-            sets.append(PlannedSet.of(_changes(chance, key_groups, _LARGE_CHANGES, _LARGE_VALUE_BYTES)))
-        count = max(1, round(chance.lognormvariate(0, _CHANGES_SIGMA) * _CHANGES_MEDIAN))
-        sets.append(PlannedSet.of(_changes(chance, key_groups, count, _VALUE_BYTES)))
+            sets.append(PlannedSet.of(large(chance, key_groups)))
+        sets.append(PlannedSet.of(self._pattern(chance, key_groups, checkpoint_id)))
+        is_retried = chance.random() < RETRIED
         return TaskPlan(
             sets=sets,
-            loser=(
-                PlannedSet.of(_changes(chance, key_groups, count, _VALUE_BYTES)) if chance.random() < RETRIED else None
-            ),
+            loser=PlannedSet.of(self._pattern(chance, key_groups, checkpoint_id)) if is_retried else None,
             is_table_lost=chance.random() < LOST,
             is_sent_twice=chance.random() < REPEATED,
             rescaled=self._other_range(chance, parallelism) if chance.random() < RESCALED else None,
@@ -160,19 +152,3 @@ class SimulatedTable:
                 f"key group {key_group} at checkpoint {self.version}: {len(expected.keys() - found.keys())} keys are "
                 f"missing, {len(found.keys() - expected.keys())} too many, {len(wrong)} have a wrong value"
             )
-
-
-def _changes(
-    chance: random.Random, key_groups: KeyGroupRange, count: int, value_bytes: tuple[int, int]
-) -> dict[bytes, bytes | None]:
-    """Change about `count` keys; those with low numbers are the hot ones."""
-    changes: Changes = {}
-    low, high = value_bytes
-    noise = chance.randbytes(_NOISE_BYTES)
-    draw = chance.random  # five times as fast as `randrange`, and a thousand tasks a second call this
-    for _ in range(count):
-        number = int(_KEYS_PER_KEY_GROUP * draw() ** 2)
-        key = _KEY.pack(key_groups.first + int(draw() * len(key_groups)), _STATE_ID, number)
-        size, start = low + int(draw() * (high - low)), int(draw() * (_NOISE_BYTES - high))
-        changes[key] = None if draw() < _DELETED else noise[start : start + size]
-    return changes

@@ -19,7 +19,7 @@ from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F
 
 from backend_client import ChangelogStateBackend
-from backend_client.columnar import Aggregate, Count, Deduplicate, Sum, tumbling
+from backend_client.columnar import Aggregate, Count, Deduplicate, Max, Sum, tumbling
 from storage.errors import InvalidInputError
 from tests.e2e.support import Collected, expected_output, random_input, read_input, run_to_end, write_input
 
@@ -139,6 +139,28 @@ def test_windows_end_and_late_rows_are_dropped(
         for key, begin, end, n in rows
     ]
     assert got == [(1, "a", 0, 10, 3), (1, "b", 0, 10, 1), (3, "a", 10, 20, 2), (3, "b", 10, 20, 1)]
+
+
+def test_text_of_any_bytes_is_grouped_as_on_spark(
+    spark: SparkSession, make_backend: Callable[..., ChangelogStateBackend], tmp_path: Path
+) -> None:
+    """I14: text that is invalid UTF-8, as in casts of Kafka's values, is key and state like any other."""
+    theirs, ours = Collected(), Collected()
+    for part in (1, 2, 3):
+        write_events(tmp_path / "input", [[("FF", 1), ("61", 2)], [("FF", 3), ("FE", 4)], [("61", 100)]][:part])
+        rows = events(spark, tmp_path / "input").withColumn("k", F.unhex("k").cast("string"))
+        native = rows.groupBy("k", F.window("at", "10 seconds")).agg(F.count("*").alias("n"), F.max("k").alias("m"))
+        run_to_end(native.selectExpr("hex(k)", "hex(m)", "n").writeStream, tmp_path / "theirs", theirs)
+        processor = Aggregate(Count(name="n"), Max("k", name="m"), windows=tumbling("at", 10 * SECOND))
+        result = make_backend().transform_columns(rows.groupBy("k"), processor, outputMode="Append")
+        run_to_end(result.selectExpr("hex(k)", "hex(m)", "n").writeStream, tmp_path / "ours", ours)
+
+    assert [row for rows in ours.batches.values() for row in rows] == [
+        ("61", "61", 1),
+        ("FE", "FE", 1),
+        ("FF", "FF", 2),
+    ]
+    assert ours.batches[2] == theirs.batches[max(theirs.batches)]
 
 
 def test_repetitions_are_dropped(

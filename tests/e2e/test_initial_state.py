@@ -14,6 +14,7 @@ from typing import Any
 import pytest
 from pyspark.errors import StreamingQueryException
 from pyspark.sql import DataFrame, Row, SparkSession
+from pyspark.sql import functions as F
 from pyspark.sql.streaming import StatefulProcessor
 
 from backend_client import ChangelogStateBackend
@@ -24,6 +25,28 @@ pytestmark = pytest.mark.spark
 
 OUTPUT = "k string, log string"
 FILES: list[list[tuple[str | None, float]]] = [[("x", 1.0), ("y", 2.0)]]
+
+
+class Counted(StatefulProcessor):
+    """Counts the rows of a key, beginning with ten for each row of its initial state."""
+
+    def init(self, handle: Any) -> None:
+        self.count = handle.getValueState("count", "n long")
+
+    def handleInitialState(self, key: Any, initialState: Any, timerValues: Any) -> None:
+        self._add(10)
+
+    def handleInputRows(self, key: Any, rows: Iterator[Row], timerValues: Any) -> Iterator[Row]:
+        for row in rows:
+            yield Row(v=row.v, n=self._add(1))
+
+    def _add(self, n: int) -> int:
+        total: int = (self.count.get() or (0,))[0] + n
+        self.count.update((total,))
+        return total
+
+    def close(self) -> None:
+        pass
 
 
 class Journal(StatefulProcessor):
@@ -97,3 +120,24 @@ def test_impossible_initial_state_is_refused(
     ):
         with pytest.raises(InvalidInputError, match=message):
             make_backend().transform_with_state(stream.groupBy("k"), Journal(), OUTPUT, "Update", "None", wrong)
+
+
+@pytest.mark.parametrize("key", ["t", "window(t, '10 seconds')"])
+def test_event_time_may_be_the_key(
+    spark: SparkSession, make_backend: Callable[..., ChangelogStateBackend], tmp_path: Path, key: str
+) -> None:
+    """I14: a key that is the event time, or a window of it, finds its initial state; late rows are dropped."""
+    write_input(tmp_path / "in", [[("x", 1.0), ("y", 100.0)], [("x", 2.0), ("x", 100.0)]])
+    moments = spark.createDataFrame([(1.0,), (100.0,)], "v double").selectExpr("timestamp_seconds(v) as t", "v")
+    stream = read_input(spark, tmp_path / "in").withColumn("t", F.timestamp_seconds("v")).withWatermark("t", "1 second")
+    collected = Collected()
+
+    def keyed(rows: DataFrame) -> Any:
+        return rows.select(F.expr(key).alias("key"), *(name for name in rows.columns if name != "t")).groupBy("key")
+
+    frame = make_backend().transform_with_state(
+        keyed(stream), Counted(), "v double, n long", "Update", "EventTime", keyed(moments)
+    )
+    run_to_end(frame.writeStream, tmp_path / "chk", collected)
+
+    assert collected.batches == {0: [(1.0, 11), (100.0, 11)], 1: [(100.0, 12)]}

@@ -1,5 +1,5 @@
 """
-mitmproxy in front of an HTTP server: answers that are errors, late, truncated or lost.
+mitmproxy in front of an HTTP server: answers that are errors, late, truncated or lost, by rules or by chance.
 
 mitmproxy has an environment of its own in the stack folder, built once from `requirements-stack.txt`.
 """
@@ -18,6 +18,7 @@ from pathlib import Path
 from typing import Any, Literal, TypeAlias
 
 from tools.servers.programs import PROJECT_ROOT, ServerError, ServerProcess, stack_folder, stack_lock
+from tools.servers.store_model import Drawn
 
 _SCRIPT = Path(__file__).with_name("fault_proxy_script.py")
 _BUILD_REQUIREMENTS = PROJECT_ROOT / "requirements-build.txt"
@@ -57,7 +58,7 @@ class Rule:
 
 class FaultProxy(ServerProcess):
     """
-    A mitmproxy in reverse mode that follows rules; without rules it changes nothing.
+    A mitmproxy in reverse mode that follows rules and the profile of a store; without both it changes nothing.
 
     Args:
         target: URL of the proxied server.
@@ -80,28 +81,76 @@ class FaultProxy(ServerProcess):
         }
         sets = [part for name, value in options.items() for part in ("--set", f"{name}={value}")]
         where = ["--listen-host", self.address, "--listen-port", str(port), "--mode", f"reverse:{self._target}"]
-        return [str(mitmproxy_program()), *where, *sets, "--scripts", str(_SCRIPT)], {}
+        command = [str(mitmproxy_program()), *where, *sets, "--scripts", str(_SCRIPT)]
+        return command, {"PYTHONPATH": str(PROJECT_ROOT)}  # for the model of a store
 
     def set_rules(self, *rules: Rule) -> None:
         """Replace all rules."""
-        self._ask("PUT", json.dumps([asdict(rule) for rule in rules]))
+        self._control.ask("PUT", "rules", [asdict(rule) for rule in rules])
 
     def befallen(self) -> list[int]:
         """Return how many requests each rule has affected, in order."""
-        return [rule["befallen"] for rule in self._ask("GET", None)]
+        return [rule["befallen"] for rule in self._control.ask("GET", "rules")]
 
-    def _ask(self, method: str, body: str | None) -> list[dict[str, Any]]:
-        connection = http.client.HTTPConnection(self.address, self.port, timeout=_TIMEOUT_S)
+    def set_store(self, profile: str, seed: int) -> None:
+        """
+        Let requests that no rule has ended go as at a store of this profile, and forget what was drawn.
+
+        Args:
+            profile: A name of `tools.servers.store_profiles.PROFILES`.
+            seed: Of all draws.
+        """
+        self._control.ask("PUT", "store", {"profile": profile, "seed": seed, "is_out": False})
+
+    @property
+    def store(self) -> StoreControl:
+        """What another process may ask about the store."""
+        return StoreControl(self.address, self.port)
+
+    @property
+    def _control(self) -> _Control:
+        return _Control(self.address, self.port)
+
+
+class StoreControl:
+    """
+    The store of a fault proxy, from any process.
+
+    Args:
+        address: Of the proxy.
+        port: Of the proxy.
+    """
+
+    def __init__(self, address: str, port: int) -> None:
+        self._control = _Control(address, port)
+
+    def set_out(self, *, is_out: bool) -> None:
+        """Begin or end an outage: every request is answered with 503."""
+        self._control.ask("PUT", "store", {"profile": None, "is_out": is_out})
+
+    def drawn(self) -> Drawn:
+        """Return what was drawn since the profile was set."""
+        return Drawn.from_dict(self._control.ask("GET", "store"))
+
+
+class _Control:
+    """Asks the proxy's script."""
+
+    def __init__(self, address: str, port: int) -> None:
+        self._address = address
+        self._port = port
+
+    def ask(self, method: str, what: str, value: Any = None) -> Any:
+        connection = http.client.HTTPConnection(self._address, self._port, timeout=_TIMEOUT_S)
         try:
-            connection.request(method, "/-/rules", body)
+            connection.request(method, f"/-/{what}", None if value is None else json.dumps(value))
             answer = connection.getresponse()
             text = answer.read()
         finally:
             connection.close()
         if answer.status != 200:
-            raise ServerError(f"the fault proxy refused {method} of its rules: {text!r}")
-        rules: list[dict[str, Any]] = json.loads(text)
-        return rules
+            raise ServerError(f"the fault proxy refused {method} of its {what}: {text!r}")
+        return json.loads(text)
 
 
 def mitmproxy_program() -> Path:

@@ -10,6 +10,7 @@ with; with others, Java ignores it and starts as without it.
 from __future__ import annotations
 
 import os
+import shlex
 import shutil
 import signal
 import subprocess
@@ -56,20 +57,14 @@ def write_class_archive(path: Path, options: Sequence[str] = ()) -> None:
         raise InvalidInputError(f"{path.parent} cannot be written: {error.strerror}; choose another folder") from error
     try:
         made = folder / "archive"
+        java = f"-XX:ArchiveClassesAtExit={made} -Xlog:cds=off -Xlog:cds+dynamic=off"
         done = subprocess.run(
             [sys.executable, "-m", "backend_client.spark.api.class_archive"],
             env={
-                **os.environ,
+                **_environment(),
                 "PYSPARK_PYTHON": sys.executable,
                 "PYSPARK_DRIVER_PYTHON": sys.executable,
-                "PYSPARK_SUBMIT_ARGS": " ".join(
-                    [
-                        "--driver-java-options",
-                        f"'-XX:ArchiveClassesAtExit={made} -Xlog:cds=off -Xlog:cds+dynamic=off'",
-                        *options,
-                        "pyspark-shell",
-                    ]
-                ),
+                "PYSPARK_SUBMIT_ARGS": shlex.join(["--driver-java-options", java, *options, "pyspark-shell"]),
             },
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,
@@ -79,9 +74,21 @@ def write_class_archive(path: Path, options: Sequence[str] = ()) -> None:
         )
         if done.returncode != 0 or not made.exists():
             raise InternalError(f"no archive was written: {done.stdout[-_ERROR_CHARACTERS:]}")
-        made.replace(path)
+        try:
+            made.replace(path)
+        except OSError as error:
+            raise InvalidInputError(f"{path} cannot be replaced: {error.strerror}; choose another path") from error
     finally:
         shutil.rmtree(folder, ignore_errors=True)
+
+
+def _environment() -> dict[str, str]:
+    """Return this process's environment without the host's service and its settings: the job has its own."""
+    return {
+        name: value
+        for name, value in os.environ.items()
+        if not name.startswith("DSTL_") or name.startswith("DSTL_TRUSTED_")
+    }
 
 
 class _Numbers(StatefulProcessor):

@@ -35,7 +35,9 @@ def joined(initial: InitialState, operator: Operator, rows: DataFrame) -> tuple[
     own, keys = initial.frame.schema.fields, len(initial.key_columns)
     key_names = tuple(f"__dstl_of_key_{at}" for at in range(keys))
     names = [*rows.columns, _IS_INPUT, *key_names, *(f"__dstl_initial_{at}" for at in range(len(own)))]
-    theirs = rows.select(*_columns(rows), F.lit(True), *_columns(rows, operator.key_columns), *_nulls(own))
+    # A key may be the event time; only one column may carry the watermark.
+    key = [column.alias("key", metadata={}) for column in _columns(rows, operator.key_columns)]
+    theirs = rows.select(*_columns(rows), F.lit(True), *key, *_nulls(own))
     mine = initial.frame.select(
         *_nulls(rows.schema.fields),
         F.lit(False),

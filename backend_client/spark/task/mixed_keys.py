@@ -15,6 +15,7 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
+from backend_client.columnar.packing import pack_rows
 from backend_client.key_groups import HASH_BITS
 from backend_client.key_runs import key_changes
 from backend_client.spark.task.rows import to_python
@@ -124,7 +125,15 @@ class KeySeparator:
         return bool(alike.any() and (alike & key_changes(self._key_columns(batch))).any())
 
     def _keys(self, batch: pa.RecordBatch) -> Iterator[bytes]:
-        return map(self._encode, zip(*map(to_python, self._key_columns(batch)), strict=True))
+        columns = self._key_columns(batch)
+        try:
+            return map(self._encode, zip(*map(to_python, columns), strict=True))
+        except UnicodeDecodeError:
+            # Spark's text may be invalid UTF-8. Columnar operators take it, and these are the same bytes.
+            packed = pack_rows(columns)
+            if packed is None:
+                raise
+            return iter(packed.to_pylist())
 
     def _first_key(self, batch: pa.RecordBatch) -> bytes:
         return next(self._keys(batch.slice(0, 1)))

@@ -17,6 +17,7 @@ import pyarrow as pa
 from pyspark.sql.streaming import StatefulProcessor
 from pyspark.sql.types import StructType
 
+from backend_client.portions import Portion
 from backend_client.spark.task.frames import FramesToArrow, GroupedFrames, InitialFrames
 from backend_client.spark.task.pandas_settings import PandasSettings
 from backend_client.spark.task.row_calls import RowCalls
@@ -41,7 +42,7 @@ def pandas_calls(
     initial = None if given is None else InitialFrames(given.key_count, given.input_names, given.initial_names)
     to_arrow = FramesToArrow(output, settings)
     return (
-        replace(calls, processor=processor, output_max=_FRAMES, initial=initial, take=to_arrow.taken),
+        replace(calls, processor=processor, portion=Portion(_FRAMES), initial=initial, take=to_arrow.taken),
         GroupedFrames(batches, key_count, names, settings.timezone, initial),
         to_arrow,
     )

@@ -16,6 +16,7 @@ from pyspark.sql.streaming import StatefulProcessor
 from pyspark.sql.streaming.stateful_processor import ExpiredTimerInfo, TimerValues
 
 from backend_client.batch_time import BatchTime, TimeMode
+from backend_client.portions import Portion
 from backend_client.service.log_writer import LogWriter
 from backend_client.spark.task.initial_rows import InitialRows
 from backend_client.spark.task.key_visits import KeyVisits, Visit
@@ -25,8 +26,6 @@ from backend_client.state.codec import KeyCodec
 from backend_client.state.keyed_state import KeyedState
 from backend_client.state.timers import Timers, Upcoming
 from dstl_service.wire import StateInfo
-
-OUTPUT_ROWS = 10_000
 
 Results = Callable[[tuple[Any, ...], Iterator[Any]], Iterator[Any]]
 
@@ -58,7 +57,7 @@ class RowCalls:
         preemptive_bytes: Changes of at least this size are sent between two keys.
         timing: Set unless the time mode is None.
         initial: Set in the batch whose rows include the operator's initial state.
-        output_max: Maximum length of the output lists.
+        portion: The length of the output lists; whoever converts them measures them.
         take: Takes what the processor yields, one by one: it may change the same object and yield it again.
         upcoming: Records timers that are due later.
     """
@@ -70,13 +69,13 @@ class RowCalls:
     preemptive_bytes: int
     timing: Timing | None = None
     initial: InitialRows | None = None
-    output_max: int = OUTPUT_ROWS
+    portion: Portion = field(default_factory=Portion)
     take: Callable[[Iterator[Any]], Iterator[Any]] = iter
     upcoming: Upcoming = field(default_factory=Upcoming)
 
     def run(self, grouped: Iterable[KeyRows], state: KeyedState, writer: LogWriter) -> Iterator[list[Any]]:
-        """Yield what the processor yields, in lists of at most `output_max`."""
-        processor, output_max = self.processor, self.output_max
+        """Yield what the processor yields, in lists of `portion`'s length."""
+        processor, portion = self.processor, self.portion
         handle = TaskHandle(self.operator, self.states, state)
         state.leave_key()
         processor.init(handle)  # type: ignore[arg-type]
@@ -94,10 +93,10 @@ class RowCalls:
 
         out: list[Any] = []
         for results in map(self.take, self._results(grouped, state, handle, of_rows, values)):
-            out.extend(islice(results, output_max - len(out)))
-            while len(out) == output_max:
+            out.extend(islice(results, portion.count - len(out)))
+            while len(out) == portion.count:
                 yield out
-                out = list(islice(results, output_max))
+                out = list(islice(results, portion.count))
             if state.changed_bytes >= self.preemptive_bytes:
                 writer.append(state.take_changes(), preemptive=True)
         state.leave_key()

@@ -198,7 +198,7 @@ class RowsToArrow:
         arrays = []
         for name, kind, whole, column in zip(names, self.types, self._whole, values, strict=True):
             try:
-                arrays.append(pa.array(column, kind))
+                arrays.append(_array(column, kind))
                 if whole:
                     check_whole(column, kind)
             except (pa.ArrowException, ValueError, TypeError, OverflowError) as error:
@@ -206,6 +206,16 @@ class RowsToArrow:
                     f"values of output column {name!r} do not fit its type {kind}: {error}"
                 ) from error
         return arrays
+
+
+def _array(values: Sequence[Any], kind: pa.DataType) -> pa.Array:
+    """Return an array whose structs may be dictionaries, tuples and lists of pairs; Arrow alone takes one form."""
+    try:
+        return pa.array(values, kind)
+    except (pa.ArrowException, ValueError, TypeError):
+        if not pa.types.is_nested(kind):
+            raise
+        return pa.concat_arrays([pa.array([value], kind) for value in values])
 
 
 def _as_dict(row: Any) -> dict[str, Any]:

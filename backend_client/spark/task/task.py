@@ -21,6 +21,7 @@ from pyspark.sql.streaming import StatefulProcessor
 from pyspark.sql.types import StringType, StructField, StructType
 
 from backend_client.batch_time import BatchTime, TimeMode
+from backend_client.portions import pieces
 from backend_client.service.hand_over import hand_over_snapshot
 from backend_client.service.host_link import linked_coordinator
 from backend_client.service.job_session import kept_client
@@ -35,7 +36,7 @@ from backend_client.spark.task.initial_rows import InitialRows
 from backend_client.spark.task.late_rows import LateRowFilter
 from backend_client.spark.task.mixed_keys import KeySeparator, with_key_groups, with_keys
 from backend_client.spark.task.pandas_settings import PandasSettings
-from backend_client.spark.task.row_calls import OUTPUT_ROWS, RowCalls, Timing
+from backend_client.spark.task.row_calls import RowCalls, Timing
 from backend_client.spark.task.rows import GroupedRows, RowsToArrow
 from backend_client.spark.task.worker import rare_garbage_collection, spare_garbage_collection
 from backend_client.state.codec import KeyCodec
@@ -197,8 +198,7 @@ class OperatorTask:
     def _run(self, work: _Work, to_arrow: RowsToArrow) -> Iterator[pa.RecordBatch]:
         """Yield the processor's output."""
         for columns in work.outputs:
-            for start in range(0, len(columns[0]), OUTPUT_ROWS):
-                part = [column.slice(start, OUTPUT_ROWS) for column in columns]
+            for part in pieces(columns):
                 yield self._batch(part, pa.nulls(len(part[0]), pa.string()), to_arrow)
 
     def _commit(self, part: _Partition, work: _Work) -> Receipt:
@@ -283,7 +283,9 @@ class OperatorTask:
             # Frames can amount to gigabytes of garbage while still being few objects.
             with rare_garbage_collection() if self.pandas is None else nullcontext():
                 for rows in calls.run(grouped, state, writer):
-                    yield convert.columns(rows)
+                    columns = convert.columns(rows)
+                    calls.portion.measure(len(rows), columns)
+                    yield columns
             writer.append(state.take_changes(), preemptive=False)
 
         upcoming = calls.upcoming if self.time_mode is TimeMode.EVENT else Upcoming()

@@ -17,6 +17,7 @@ import pytest
 
 from loadtest.load.driver import SimulatedDriver
 from loadtest.load.hosts import HostGoneError, SimulatedHost
+from loadtest.load.key_patterns import PATTERNS
 from loadtest.load.settings import LoadSettings
 from loadtest.load.workload import WrongDataError
 from storage.errors import UnavailableError
@@ -35,7 +36,8 @@ def load_command(folder: Path, *arguments: str) -> list[str]:
 
 
 def load_environment(**variables: str) -> dict[str, str]:
-    return {**os.environ, "PYTHONPATH": str(ROOT), "SERVICE": "", "STRICT": "", **variables}
+    unset = dict.fromkeys(("SERVICE", "STRICT", "SHORT", "WORKLOAD", "SHAPE", "STORE", "THRESHOLDS"), "")
+    return {**os.environ, "PYTHONPATH": str(ROOT), **unset, **variables}
 
 
 class TestProgram:
@@ -43,9 +45,11 @@ class TestProgram:
 
     def test_short_run_reports_without_error(self, tmp_path: Path) -> None:
         """A few seconds against the S3 server: no failure, and complete results in table, CSV, HTML and JSON."""
+        limits = tmp_path / "limits.toml"
+        limits.write_text('failures = "== 0"\ncheckpoints = ">= 2"\n')
         run = subprocess.run(
             load_command(tmp_path),
-            env=load_environment(SLOTS="12", HOSTS="3", RATE="4", DURATION="10"),
+            env=load_environment(SLOTS="12", HOSTS="3", RATE="4", DURATION="10", THRESHOLDS=str(limits)),
             capture_output=True,
             text=True,
             timeout=200,
@@ -63,6 +67,7 @@ class TestProgram:
         for percent in ("50", "90", "99", "99.9"):
             assert rows[f"checkpoint latency p{percent}"]["value"] > 0
         assert rows["CPU of the service"]["value"] > 0
+        assert rows["checkpoints"]["goal"] == ">= 2"
         with (tmp_path / "load" / "load_stats.csv").open(newline="") as file:
             table = {row["Name"]: row for row in csv.DictReader(file)}
         assert {"append", "persist", "checkpoint", "restore", "checkpoint KiB", "checkpoint objects"} <= table.keys()
@@ -81,6 +86,49 @@ class TestProgram:
         )
 
         assert (run.returncode, "SLOTS" in run.stderr) == (2, True)
+
+    def test_outage_of_a_slow_store_is_outlasted(self, tmp_path: Path) -> None:
+        """SHORT=1: the store draws latencies and goes away for a while; no request fails, a missed threshold counts."""
+        limits = tmp_path / "limits.toml"
+        limits.write_text('slots = ">= 9"\n"outage: checkpoints" = "<= 100"\n')
+        named = {"WORKLOAD": "value-state", "SHAPE": "outage", "STORE": "same-zone", "THRESHOLDS": str(limits)}
+        run = subprocess.run(
+            load_command(tmp_path),
+            env=load_environment(SHORT="1", **named),
+            capture_output=True,
+            text=True,
+            timeout=200,
+            check=False,
+        )
+
+        assert (run.returncode, "load: missed: slots\n" in run.stderr) == (1, True), run.stdout + run.stderr
+        rows = {row["name"]: row for row in json.loads((tmp_path / "load.json").read_text())}
+        assert rows["failures"]["value"] == 0
+        assert [rows[name]["holds"] for name in ("slots", "outage: checkpoints")] == [False, True]
+        assert rows["store: requests in outages"]["value"] > 0
+        assert rows["before: checkpoints"]["value"] > 0
+        assert rows["after: checkpoints"]["value"] > 0
+        assert rows["first checkpoint after the outage"]["value"] > 0
+        drawn = rows["store, small: requests"]["value"]
+        assert drawn >= 2 * rows["checkpoints"]["value"]
+        assert rows["store, small: p50, deviation"]["holds"]
+        assert rows["store, small: p50 wanted"]["value"] == 15
+
+    def test_unknown_figure_ends_program(self, tmp_path: Path) -> None:
+        """A threshold on an unknown figure ends the program with code 2 and the known ones, before anything starts."""
+        limits = tmp_path / "limits.toml"
+        limits.write_text('"checkpoint latency p98" = "<= 1"\n')
+        run = subprocess.run(
+            load_command(tmp_path),
+            env=load_environment(THRESHOLDS=str(limits)),
+            capture_output=True,
+            text=True,
+            check=False,
+        )
+
+        assert run.returncode == 2
+        assert "'checkpoint latency p98'" in run.stderr
+        assert "\n  checkpoint latency p99.9\n" in run.stderr
 
     def test_web_page_is_served_on_loopback(self, tmp_path: Path) -> None:
         """`make load-web` serves locust's page on loopback and ends, with all its processes, on Ctrl-C."""
@@ -120,8 +168,8 @@ def group_runs(group: int) -> bool:
 class LoadRun:
     """A driver and two hosts on their own service, without locust."""
 
-    def __init__(self, service: ServiceProcess) -> None:
-        self.settings = LoadSettings(slots=5, hosts=2, service=service.address)
+    def __init__(self, service: ServiceProcess, workload: str = "mixed") -> None:
+        self.settings = LoadSettings(slots=5, hosts=2, service=service.address, workload=workload)
         self.failed: list[str] = []
         self.requests: list[str] = []
         self.driver = SimulatedDriver(self.settings, self.record)
@@ -169,6 +217,18 @@ class TestDriverAndHosts:
         manifests = sum(info.size_bytes for info in open_store(store).list("load/checkpoints/"))
         written = sum(checkpoint.bytes_written for checkpoint in made)
         assert stored < written <= stored + manifests
+
+    @pytest.mark.parametrize("workload", [name for name in PATTERNS if name != "mixed"])
+    def test_tables_are_right_in_every_workload(self, store: str, workload: str) -> None:
+        """I14: tables of every workload are verified, also across ends of windows and bursts."""
+        with ServiceProcess(store) as service:
+            load = LoadRun(service, workload)
+            for _ in range(12):
+                load.driver.run_batch(load.hosts)
+            load.close()
+
+        assert not load.failed
+        assert load.requests.count("restore") >= 11 * 5
 
     def test_wrong_data_is_failure(self, load: LoadRun) -> None:
         """I14: a table that differs from the checkpoints is a failed `restore`, and fails the batch."""

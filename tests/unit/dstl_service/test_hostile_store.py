@@ -10,12 +10,13 @@ import pytest
 from dstl_service.cli import main
 from dstl_service.collection.tombstones import Deletions
 from dstl_service.formats.checksummed_json import seal
-from dstl_service.formats.manifest import decode_manifest
+from dstl_service.formats.manifest import ManifestKind, decode_manifest
 from dstl_service.registry.job_store import JobStore
 from storage.clock import SystemClock, SystemIds
 from storage.errors import CorruptDataError, UnavailableError
 from storage.local_store import LocalStore
-from storage.testing import Fault, FaultKind, FaultyStore
+from storage.testing import FakeIds, Fault, FaultKind, FaultyStore
+from tests.unit.dstl_service.job_history import JobHistory
 
 CLEAR = "\x1b[2J"
 DEEP = b"[" * 100_000 + b"]" * 100_000
@@ -86,6 +87,24 @@ def test_commands_survive_hostile_objects(
     assert set(codes) <= {0, 1, 2}
     assert shown.replace("\n", "").isprintable()
     assert "\nforged" not in shown
+
+
+@pytest.mark.parametrize("number", ["-5", "1e999", "1e9", "1" + "0" * 4000, "1" + "0" * 20, "1000", '"1"', "true"])
+def test_wrong_hint_changes_nothing(number: str) -> None:
+    """The newest epoch and the savepoints are found without their hints, whatever these hold."""
+    history = JobHistory()
+    history.complete(history.object(0), kind=ManifestKind.COMPLETE)
+    history.jobs.make_savepoint("kept", None)
+    for name in ("epoch", "savepoints", "swept"):
+        history.store.put(f"job/hints/{name}.json", f"[{number}]".encode())
+
+    later = JobStore(history.store, "job", history.clock, FakeIds(1))
+    later.open(None)
+
+    assert [name for name, _ in later.savepoints.all()] == ["kept"]
+    assert later.frontier()[1] == history.epoch
+    history.collect()
+    assert later.savepoints.load("kept").segments
 
 
 @pytest.mark.parametrize(

@@ -9,12 +9,14 @@ from datetime import UTC, date, datetime, timedelta
 from decimal import Decimal
 from typing import Any
 
+import numpy as np
 import pyarrow as pa
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from backend_client.columnar import Aggregate, Aggregation, ApproxDistinct, Count, Last, Max, Mean, Min, Sum, TopK
+from backend_client.columnar.reductions import Groups
 from storage.errors import CorruptDataError, InvalidInputError
 from tests.unit.backend_client.columnar.columnar_task import Task
 
@@ -144,6 +146,17 @@ def test_distinct_values_are_about_right() -> None:
         results += task.run(rows, batch_rows=1000)
     assert len(results) == 3
     assert results[-1]["r"] == pytest.approx(16_000, rel=4 * 0.83 / math.sqrt(1 << 11))
+
+
+def test_text_of_any_bytes_is_distinct() -> None:
+    """Text that is invalid UTF-8 is counted like other text, as on Spark."""
+    text = pa.array([b"M\xfcller", b"M\xfcller", b"Muller", None], pa.binary()).view(pa.string())
+    rows = pa.record_batch([text], ["v"])
+    count = ApproxDistinct("v")
+
+    state = count.update(rows, Groups(np.array([0]), 4), [pa.nulls(1, pa.binary())], np.array([False]))
+
+    assert count.result(state).to_pylist() == [2]
 
 
 def test_sums_beyond_floats_are_exact() -> None:

@@ -47,6 +47,17 @@ def test_keys_come_back(names: list[str]) -> None:
     assert keys.decode(behind, with_number=True) == (batch, numbers)
 
 
+def test_text_of_any_bytes_comes_back() -> None:
+    """Text that is invalid UTF-8, as Spark makes of bytes, is read back byte by byte."""
+    raw = [b"M\xfcller", "Müller".encode(), b"\xed\xa0\x80", b"", None]
+    text = pa.array(raw, pa.binary()).view(pa.string())
+    keys = KeyColumns(from_arrow_schema(fields := pa.schema([("s", pa.string())])).json(), fields)
+
+    decoded, _ = keys.decode(keys.encode([text]).to_pylist(), with_number=False)
+
+    assert decoded.column(0).view(pa.binary()).to_pylist() == raw
+
+
 @pytest.mark.parametrize("damaged", [b"\x92\x01\x02", b"\xc1", b"\x91\xa1a", b"\x01"])
 def test_damaged_keys_are_an_error(damaged: bytes) -> None:
     """I10: bytes that are not a key of these columns are refused."""

@@ -59,6 +59,17 @@ def test_state_is_read_back_unchanged(batch: pa.RecordBatch, data: st.DataObject
     assert repr(columns.to_pylist()) == repr(expected)  # repr: NaN does not equal itself
 
 
+def test_text_of_any_bytes_comes_back() -> None:
+    """Text that is invalid UTF-8, as Spark makes of bytes, is read back byte by byte."""
+    raw = [b"M\xfcller", b"", None]
+    codec = StateColumns(pa.schema([("s", pa.string())]))
+    stored = codec.encode(pa.record_batch([pa.array(raw, pa.binary()).view(pa.string())], ["s"]))
+
+    columns, _ = codec.decode(stored)
+
+    assert columns.column(0).view(pa.binary()).to_pylist() == raw
+
+
 def test_layout_stays() -> None:
     """The bytes of version 1 are those of docs/columnar.md: stored data must stay readable."""
     batch = pa.RecordBatch.from_pydict(

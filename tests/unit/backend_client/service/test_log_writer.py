@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import random
 from typing import Any
 
 import pytest
@@ -76,6 +77,24 @@ def test_second_pass_goes_on_with_the_numbers_of_the_first(client: MemoryClient)
 
     assert [ref.sqn for ref in writer.refs] == [2, 3]
     assert client.persisted == [[2, 3]]
+
+
+def test_large_set_is_divided(client: MemoryClient) -> None:
+    """I9: what one key has written is sent in sets that a service can hold; only a single change may be larger."""
+    chance = random.Random(1)
+    changes: dict[bytes, bytes | None] = {b"%02d" % at: chance.randbytes(3 << 20) for at in range(20)}
+    changes |= {b"large": chance.randbytes(20 << 20), b"gone": None}
+    writer = writer_of(client)
+    writer.append(changes, preemptive=False)
+
+    sent = [dict(decode_change_set(payload, "sent")) for _, payload, _ in client.sets]
+    assert {key: bytes(value) if value else None for part in sent for key, value in part.items()} == changes
+    assert sum(map(len, sent)) == len(changes) == writer.changes
+    assert [sqn for sqn, _, _ in client.sets] == [ref.sqn for ref in writer.refs] == list(range(len(sent)))
+    assert all(
+        len(payload) <= 16 << 20 or len(part) == 1 for (_, payload, _), part in zip(client.sets, sent, strict=True)
+    )
+    assert all(preemptive for _, _, preemptive in client.sets)
 
 
 def test_empty_set_is_not_sent(client: MemoryClient) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 import subprocess
 from pathlib import Path
 from typing import Any
@@ -55,6 +56,45 @@ def test_archive_is_made_with_the_jobs_options(
     assert [path.read_bytes() for path in tmp_path.iterdir()] == [b"newer"]
     assert options[0].endswith("--packages a:b:1 pyspark-shell")
     assert f"-XX:SharedArchiveFile={tmp_path / 'archive'}" in capsys.readouterr().out
+
+
+def test_job_does_not_use_the_hosts_service(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A job in the storage of that service would stay there; who may own folders of the host holds for the job too."""
+    monkeypatch.setenv("DSTL_SERVICE", "http://127.0.0.1:7071")
+    monkeypatch.setenv("DSTL_CONFIG", "/etc/dstl/dstl.toml")
+    monkeypatch.setenv("DSTL_TRUSTED_UIDS", "4711")
+    seen: dict[str, str] = {}
+
+    def run(command: list[str], *, env: dict[str, str], **_: Any) -> subprocess.CompletedProcess[str]:
+        seen.update(env)
+        return subprocess.CompletedProcess(command, 1, "", None)
+
+    monkeypatch.setattr(class_archive.subprocess, "run", run)  # type: ignore[attr-defined]
+
+    with pytest.raises(InternalError):
+        write_class_archive(tmp_path / "archive")
+
+    assert {name for name in seen if name.startswith("DSTL_")} == {"DSTL_TRUSTED_UIDS"}
+
+
+def test_options_keep_their_spaces(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each option reaches spark-submit as it was given."""
+    options = run_as(monkeypatch, 0, b"newer")
+
+    write_class_archive(tmp_path / "archive", ["--conf", "spark.driver.defaultJavaOptions=-Da=1 -Db=2"])
+
+    assert "spark.driver.defaultJavaOptions=-Da=1 -Db=2" in shlex.split(options[0])
+
+
+def test_path_that_cannot_be_replaced(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The error says so, and nothing else stays."""
+    (tmp_path / "archive").mkdir()
+    run_as(monkeypatch, 0, b"newer")
+
+    with pytest.raises(InvalidInputError, match="choose another path"):
+        write_class_archive(tmp_path / "archive")
+
+    assert [path.name for path in tmp_path.iterdir()] == ["archive"]
 
 
 @pytest.mark.parametrize(("name", "message"), [("with space/archive", "choose another path"), ("none/a", "written")])

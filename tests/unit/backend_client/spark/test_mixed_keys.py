@@ -61,6 +61,21 @@ def test_rows_of_a_key_come_together(parts: list[Rows]) -> None:
         assert rows == sorted(rows)
 
 
+def test_text_of_any_bytes_is_separated() -> None:
+    """Keys with text that is invalid UTF-8, which columnar operators take, come together like others."""
+    raw = [b"\xff", b"a", b"\xff", b"a", b"\xfe"]
+
+    def part(keys: list[bytes]) -> pa.RecordBatch:
+        text = pa.array(keys, pa.binary()).view(pa.string())
+        return pa.record_batch([pa.array([1] * len(keys)), text, pa.array(range(len(keys)))], schema=SCHEMA)
+
+    found = [
+        key for piece in apart([part(raw), part(raw[1:])]) for key in piece.column(1).view(pa.binary()).to_pylist()
+    ]
+
+    assert found == [b"\xff"] * 3 + [b"a"] * 4 + [b"\xfe"] * 2
+
+
 def test_unmixed_batches_are_not_copied() -> None:
     """If no keys share a number, nothing is copied, wherever batches end."""
     given_batches = [batch([(1, "a", 0), (1, "a", 1), (2, "b", 2)]), batch([(2, "b", 3)]), batch([(3, "c", 4)])]

@@ -239,6 +239,17 @@ class TestRowsToArrow:
             [[("k", {"a": 3, "b": "z"})]],
         ]
 
+    def test_structs_of_different_rows_have_any_form(self) -> None:
+        """I14: one key's struct may be a tuple and another's a dictionary, a row or pairs, as on Spark."""
+        inner = StructType([StructField("a", IntegerType()), StructField("b", StringType())])
+        schema = StructType([StructField("one", inner), StructField("many", ArrayType(inner))])
+        forms = [(1, "x"), {"a": 1, "b": "x"}, Row(b="x", a=1), [("a", 1), ("b", "x")]]
+
+        one, many = columns_of(schema, Row(one=None, many=None), *(Row(one=form, many=[form]) for form in forms))
+
+        assert one == [None, *[{"a": 1, "b": "x"}] * 4]
+        assert many == [None, *[[{"a": 1, "b": "x"}]] * 4]
+
     @pytest.mark.parametrize(
         ("kind", "value"),
         [

@@ -128,11 +128,13 @@ def test_append_reads_nothing() -> None:
     assert len(state.take_changes()) == 1
 
 
-def test_long_list_is_in_parts(batches: Batches) -> None:
+@pytest.mark.parametrize("how", ["appendValue", "appendList", "put"])
+def test_long_list_is_in_parts(batches: Batches, how: str) -> None:
     """An entry is no longer than a bound plus one element, however much a batch appends."""
     numbers = range(100_000, 100_000 + 11 * PART_BYTES // (2 * len(NUMBERS.encode((100_000,)))))
-    for number in numbers:
-        batches.numbers.appendValue((number,))
+    elements = [(number,) for number in numbers]
+    for argument in elements if how == "appendValue" else [elements]:
+        getattr(batches.numbers, how)(argument)
     batches.next()
     entries = [value for _, value in batches.table.items()]
 

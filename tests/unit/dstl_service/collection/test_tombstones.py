@@ -15,6 +15,7 @@ from storage.errors import ConflictError, NotFoundError, UnavailableError
 from storage.local_store import LocalStore
 from storage.memory_store import MemoryStore
 from storage.testing import FakeClock, FakeIds, Fault, FaultKind, FaultyStore
+from storage.validation import NUMBER_MAX
 from tests.unit.dstl_service.http_life import service
 from tests.unit.dstl_service.interleaving import Killed, PausingStore, kill
 from tests.waiting import wait_until
@@ -254,6 +255,13 @@ def test_unreadable_tombstone_stops_no_other_one(deleters: TwoDeleters, caplog: 
     assert len(told) == 2
     assert all(key in message for key, message in zip(damaged, told, strict=True))
     assert deleters.keys("@deleted/") == damaged
+
+
+def test_delay_of_any_length_can_be_undone(deleters: TwoDeleters) -> None:
+    """A time beyond what a tombstone can hold becomes the latest one that it can."""
+    deleters.one.bury("job", "ann", 10**30)
+
+    assert deleters.other.undo("job").until_ms == NUMBER_MAX
 
 
 def test_jobs_are_listed_though_a_tombstone_is_damaged(run: Any, tmp_path: Path) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -24,6 +25,37 @@ def test_variables_win() -> None:
     settings = LoadSettings.of({**given, "SERVICE": "unix:///s", "DSTL_TOKEN": "t"})
 
     assert settings == LoadSettings(7, 3, 0.5, 9, "file", "unix:///s", "t", 4, "j")
+    named = LoadSettings.of({"WORKLOAD": "burst", "SHAPE": "ramp", "STORE": "lossy", "THRESHOLDS": "a.toml"})
+    assert named == LoadSettings(workload="burst", shape="ramp", store="lossy", thresholds=Path("a.toml"))
+
+
+def test_shape_and_store_have_defaults() -> None:
+    """A soak takes an hour, a slow store gets a rate that it can serve, unless told otherwise; SHORT wins."""
+    assert LoadSettings.of({"SHAPE": "soak"}).duration_s == 3_600
+    assert LoadSettings.of({"SHAPE": "soak", "DURATION": "7"}).duration_s == 7
+    assert LoadSettings.of({"STORE": "s3-standard"}).rate == 1
+    assert LoadSettings.of({"STORE": "s3-standard", "RATE": "3"}).rate == 3
+    short = LoadSettings.of({"SHAPE": "soak", "SHORT": "1"})
+    assert (short.slots, short.hosts, short.rate, short.duration_s) == (8, 2, 2.0, 8)
+    assert LoadSettings.of({"SHORT": "0"}) == LoadSettings()
+
+
+@pytest.mark.parametrize(
+    ("name", "listed"), [("WORKLOAD", "sliding-window"), ("SHAPE", "outage"), ("STORE", "s3-standard")]
+)
+def test_unknown_name_is_refused(name: str, listed: str) -> None:
+    """For an unknown workload, shape or store, the error lists the known ones."""
+    with pytest.raises(InvalidInputError, match=f"{name} must be one of .*{listed}.*'nothing'"):
+        LoadSettings.of({name: "nothing"})
+
+
+@pytest.mark.parametrize("where", [{"STORAGE": "file"}, {"SERVICE": "unix:///s"}])
+@pytest.mark.parametrize("what", [{"STORE": "lossy"}, {"SHAPE": "outage"}])
+def test_proxy_needs_own_store(where: dict[str, str], what: dict[str, str]) -> None:
+    """A profile or an outage of a store that the test does not start is refused."""
+    with pytest.raises(InvalidInputError, match="need a store of the test's own"):
+        LoadSettings.of({**where, **what}).require_store()
+    LoadSettings.of(where).require_store()
 
 
 @pytest.mark.parametrize(

@@ -1,0 +1,49 @@
+"""The command `dstl`: which arguments are refused before anything is read."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from dstl_service.cli import main
+from dstl_service.registry.job_store import JobStore
+from storage.clock import SystemClock, SystemIds
+from storage.local_store import LocalStore
+
+
+@pytest.mark.parametrize(
+    "command",
+    [
+        ["checkpoints"],
+        ["gc", "--delete"],
+        ["savepoints"],
+        ["delete", "--write", "--now"],
+        ["undelete"],
+        ["audit"],
+        ["rewind", "--checkpoint", "0", "--write"],
+        ["fsck"],
+        ["fsck", "--rebuild", "--write"],
+    ],
+)
+def test_path_in_a_job_is_no_job(tmp_path: Path, command: list[str], capsys: pytest.CaptureFixture[str]) -> None:
+    """The folder of a job's life has a `job.json` too; every command refuses it by its name."""
+    store = LocalStore(tmp_path)
+    jobs = JobStore(store, "job", SystemClock(), SystemIds())
+    jobs.open(16)
+    store.put("job/lives/00000001/job.json", store.get("job/job.json"))
+    before = [info.key for info in store.list("")]
+
+    assert main([*command, "--storage", store.url, "job/lives/00000001"]) == 2
+
+    assert "job name 'job/lives/00000001' is not allowed" in capsys.readouterr().err
+    assert [info.key for info in store.list("")] == before
+
+
+def test_log_file_that_cannot_be_written(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """The error names the file; there is no traceback."""
+    file = tmp_path / "none" / "log"
+
+    assert main(["serve", "--storage", tmp_path.as_uri(), "--log-file", str(file)]) == 2
+
+    assert f"log_file {file} cannot be written: No such file or directory" in capsys.readouterr().err

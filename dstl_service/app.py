@@ -57,7 +57,7 @@ def create_app(
     @asynccontextmanager
     async def lifespan(app: FastAPI) -> AsyncIterator[None]:
         app.state.settings = settings
-        app.state.overloads, app.state.mistakes = LogLimiter(clock), LogLimiter(clock)
+        app.state.overloads, app.state.mistakes, app.state.excesses = (LogLimiter(clock) for _ in range(3))
         opened = store or open_store(settings.storage, **settings.store_options())
         unique = ids or SystemIds()
         record = app.state.record = RecordWriter(AuditTrail(opened, clock, unique))

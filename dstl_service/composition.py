@@ -154,7 +154,7 @@ def compose(settings: ServiceSettings, store: ObjectStore, clock: Clock, ids: Id
         lambda: intake.flush_all(),  # noqa: PLW0108 - made further down
         metrics.intake.refused.inc,
     )
-    jobs = ActiveJobs(store, clock, ids, settings.batch, room, in_thread)
+    jobs = ActiveJobs(store, clock, ids, settings.batch, room, in_thread, metrics.forget)
     announcement = Announcement(settings.advertised_url, store, partial(in_thread, NO_JOB), clock)
     intake = Intake(
         settings.intake, jobs, room, uploader, cache, clock, metrics.intake, service_id, lambda: announcement.url

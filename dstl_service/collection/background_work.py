@@ -56,6 +56,9 @@ class _WorkOfJob:
     collected_ms: int = 0
     """When garbage was last collected successfully, or else the collector was started; monotonic."""
 
+    def is_running(self) -> bool:
+        return self.maintenance.is_busy or (self.collector is not None and not self.collector.done())
+
     def close(self) -> None:
         self.maintenance.close()
         if self.collector is not None:
@@ -160,10 +163,11 @@ class BackgroundWork:
         if care is None:
             care = self._by_job[job] = _WorkOfJob(self._new_maintenance(job))
             job.at_end.append(partial(self._end, job.name, care))
+            job.needed_by.append(care.is_running)
         return care
 
     def _end(self, job: str, care: _WorkOfJob) -> None:
-        """Stop the work for a deleted job, and remove its metric: a new job may have its name."""
+        """Stop the work for a dropped job, and remove its metric: a new job may have its name."""
         care.close()
         with suppress(KeyError):
             self._metrics.collection_age.remove(job)

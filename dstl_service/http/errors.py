@@ -10,9 +10,11 @@ from urllib.parse import parse_qs
 from fastapi import FastAPI, Request
 from fastapi.exceptions import RequestValidationError
 from fastapi.responses import JSONResponse
+from starlette.datastructures import State
 from starlette.exceptions import HTTPException
 from starlette.types import Scope
 
+from dstl_service.process.logs import LogLimiter
 from dstl_service.wire import NAME, ErrorBody
 from storage.errors import (
     DstlError,
@@ -124,15 +126,13 @@ def log_refusal(scope: Scope, error: DstlError) -> None:
     Log a refused request with the job, checkpoint, epoch and attempt that it names.
 
     Back-pressure is logged at most once a second, for the latest refused request, with the number of requests since
-    the line before; so are requests that are invalid or name something missing. Text chosen by the request is cut to a
-    limited length.
+    the line before; so are requests that are invalid or name something missing, and those beyond the caller's rights.
+    Text chosen by the request is cut to a limited length.
     """
-    requests = 1
-    if error.kind in _CALLERS_FAULT or error.kind is ErrorKind.OVERLOADED:
-        limiter = scope["app"].state.overloads if error.kind is ErrorKind.OVERLOADED else scope["app"].state.mistakes
-        requests = limiter.count()
-        if not requests:
-            return
+    limiter = _limiter_of(error, scope["app"].state)
+    requests = 1 if limiter is None else limiter.count()
+    if not requests:
+        return
     asked = {name: values[0] for name, values in parse_qs(scope["query_string"].decode("latin-1")).items()}
     fields: dict[str, object] = {name: int(asked[name]) for name in _NUMBERS if _NUMBER.fullmatch(asked.get(name, ""))}
     path = _JOB_PATH.match(scope["path"])
@@ -143,6 +143,18 @@ def log_refusal(scope: Scope, error: DstlError) -> None:
     facts = {"method": scope["method"], "kind": error.kind.value, **shown}
     level = logging.INFO if error.kind in _CALLERS_FAULT else logging.WARNING
     logger.log(level, "request refused", extra={**fields, **facts, "requests": requests})
+
+
+def _limiter_of(error: DstlError, state: State) -> LogLimiter | None:
+    """Return what limits the lines of errors that a caller can cause at any rate; None for others."""
+    limiter: LogLimiter | None = None
+    if isinstance(error, NotAllowedError):
+        limiter = state.excesses
+    elif error.kind is ErrorKind.OVERLOADED:
+        limiter = state.overloads
+    elif error.kind in _CALLERS_FAULT:
+        limiter = state.mistakes
+    return limiter
 
 
 def _methods(request: Request) -> list[str]:

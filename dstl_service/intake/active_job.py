@@ -15,6 +15,7 @@ from weakref import WeakValueDictionary
 
 from dstl_service.intake.change_sets import BatchSettings, ByteCount, ChangeSetTracker
 from dstl_service.intake.in_flight_limiter import InFlightLimiter
+from dstl_service.intake.unknown_job import no_such_epoch, no_such_job
 from dstl_service.process.job_threads import RunInThread
 from dstl_service.registry.job_store import JobStore
 from dstl_service.wire import validate_operator
@@ -28,6 +29,8 @@ logger = logging.getLogger("dstl_service")
 
 IDLE_MS = 3_600_000
 """A job without a request for this time is assumed to have ended, or to be served elsewhere."""
+_ABANDONED_MS = 7 * 24 * IDLE_MS
+"""A driver that asks for change sets this late is told that they are lost, and executes the batch again."""
 
 
 @dataclass(slots=True, eq=False, weakref_slot=True)
@@ -54,7 +57,9 @@ class ActiveJob:
     last_error: str | None = None
     timer: asyncio.TimerHandle | None = None
     at_end: list[Callable[[], None]] = field(default_factory=list)
-    """Called when this is dropped because the job was deleted."""
+    """Called when this is dropped."""
+    needed_by: list[Callable[[], bool]] = field(default_factory=list)
+    """Say whether work for the job runs, so that this is not dropped although the job is idle."""
 
     def wake(self) -> None:
         """Wake all who wait for sets or for room; later waiters wait for the next change."""
@@ -75,17 +80,14 @@ class ActiveJob:
         if epoch < self.epoch:
             raise FencedError.taken_over(self.name, epoch, self.epoch)
         if not self.knows(epoch):
-            raise _no_such_epoch(self.name, epoch)
+            raise no_such_epoch(self.name, epoch)
 
     def learn_epoch(self, epoch: int) -> None:
         """Note an epoch that the store has; a caller's claim alone never fences a job (I4)."""
         if epoch > self.epoch:
             logger.info("newer epoch", extra={"job": self.name, "epoch": epoch, "older_epoch": self.epoch})
-            self.epoch, self.newest_id, self.looked_id = (
-                epoch,
-                -1,
-                -1,
-            )  # a new owner may continue from an earlier checkpoint
+            # A new owner may continue from an earlier checkpoint.
+            self.epoch, self.newest_id, self.looked_id = epoch, -1, -1
             self.book.forget_epochs_before(epoch)
             self.wake()
 
@@ -95,22 +97,6 @@ class ActiveJob:
         async with self.writing:  # waits until a manifest that is being written exists, or has failed
             self.book.forget_up_to(checkpoint_id)
             self.wake()
-
-
-def _no_such_epoch(name: str, epoch: int) -> NotFoundError:
-    return NotFoundError(
-        f"job {name!r} has no epoch {epoch}: the job was deleted or never opened; open the job first "
-        f"(POST /v1/jobs/{name}/epochs), and send the epoch from the answer",
-        job=name,
-    )
-
-
-def _no_such_job(name: str, job_uid: str) -> NotFoundError:
-    return NotFoundError(
-        f"no job {name!r} with uid {job_uid[:64]} exists: it was deleted, and another job may have its name; restart "
-        "the query",
-        job=name,
-    )
 
 
 class ActiveJobs:
@@ -124,6 +110,7 @@ class ActiveJobs:
         batch: When change sets are uploaded.
         room: The room that the change sets of all jobs share.
         in_thread: Runs a job's blocking call.
+        evicted: Called with the names of jobs that were dropped because they are idle.
     """
 
     def __init__(
@@ -134,6 +121,7 @@ class ActiveJobs:
         batch: BatchSettings,
         room: InFlightLimiter,
         in_thread: RunInThread,
+        evicted: Callable[[set[str]], object],
     ) -> None:
         self._store = store
         self._clock = clock
@@ -141,6 +129,8 @@ class ActiveJobs:
         self._batch = batch
         self._room = room
         self._in_thread = in_thread
+        self._evicted = evicted
+        self._has_reached_any = False
         self._in_flight = ByteCount()
         self._jobs: dict[str, ActiveJob] = {}
         self._asking: WeakValueDictionary[str, asyncio.Lock] = WeakValueDictionary()
@@ -157,7 +147,7 @@ class ActiveJobs:
     @property
     def is_any_reached(self) -> bool:
         """Whether any job was found in the store or created there."""
-        return any(job.store.job_uid or job.epoch for job in self)
+        return self._has_reached_any or any(job.store.job_uid or job.epoch for job in self)
 
     @property
     def in_flight_bytes(self) -> int:
@@ -185,20 +175,30 @@ class ActiveJobs:
 
     def recreate(self, name: str) -> ActiveJob:
         """Drop a deleted job with its change sets, and return a fresh entry for its name."""
-        job = self._jobs.pop(name)
+        self._drop(self._jobs[name])
+        return self.get(name)
+
+    def evict_idle(self) -> None:
+        """Drop idle jobs, and of those that hold sets what can be read again; for the others this is like a restart."""
+        now_ms, dropped = self._clock.monotonic_ms(), set()
+        for job in [job for job in self if now_ms - job.used_ms > IDLE_MS]:
+            job.store.forget()
+            is_over = job.book.is_empty or now_ms - job.used_ms > _ABANDONED_MS
+            if is_over and not (
+                job.opening.locked() or job.writing.locked() or any(needs() for needs in job.needed_by)
+            ):
+                self._has_reached_any |= bool(job.store.job_uid or job.epoch)
+                self._drop(job)
+                dropped.add(job.name)
+        if dropped:
+            self._evicted(dropped)
+
+    def _drop(self, job: ActiveJob) -> None:
+        del self._jobs[job.name]
         job.book.close()
         job.wake()
         for end in job.at_end:
             end()
-        return self.get(name)
-
-    def evict_idle(self) -> None:
-        """Drop cached state of idle jobs that can be read again; otherwise memory grows with every job seen."""
-        idle_ms = self._clock.monotonic_ms() - IDLE_MS
-        for job in list(self):
-            if job.used_ms < idle_ms:
-                job.store.forget()
-                self._drop_unknown(job)
 
     async def opened(self, name: str) -> ActiveJob:
         """Return the job; read ``job.json`` if it is not known yet. `NotFoundError` if the store has no such job."""
@@ -298,7 +298,7 @@ class ActiveJobs:
         if job.look is look:  # else a newer batch has begun, and needs its own check
             job.look = None
         if has_ended or self._jobs.get(job.name) is not job:
-            raise _no_such_epoch(job.name, job.epoch)
+            raise no_such_epoch(job.name, job.epoch)
 
     async def _ended(self, job: ActiveJob) -> bool | None:
         try:
@@ -318,14 +318,14 @@ class ActiveJobs:
                 return
             store = JobStore(self._store, name, self._clock, self._ids) if job is None else job.store
             if not epoch or not await self._in_thread(name, store.has_epoch, epoch):
-                raise _no_such_epoch(name, epoch)
+                raise no_such_epoch(name, epoch)
             await self.forget_ended(name)
             job = self.get(name)
             job.store.enter_life_of(epoch)
             if job_uid and not job.store.job_uid and await self._in_thread(name, job.store.exists):
                 await self._in_thread(name, job.store.open, None)
             if not job.is_of(job_uid):
-                raise _no_such_job(name, job_uid)
+                raise no_such_job(name, job_uid)
             job.learn_epoch(epoch)
 
     def admit(self, set_id: ChangeSetId) -> ActiveJob:

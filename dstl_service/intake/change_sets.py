@@ -110,6 +110,11 @@ class ChangeSetTracker:
         return self._in_flight.value
 
     @property
+    def is_empty(self) -> bool:
+        """Say whether no set is known, and no upload attempt holds one."""
+        return not self._entries and not self._uploads_of
+
+    @property
     def due_ms(self) -> int | None:
         """When the next batch must be taken; None if none was requested."""
         return self._due_ms

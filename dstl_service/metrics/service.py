@@ -7,11 +7,14 @@ sizes); units are in the names. Each service has a registry of its own, so tests
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Collection
+from contextlib import suppress
 from typing import Protocol
 
 from prometheus_client import CollectorRegistry, Gauge, generate_latest
 from prometheus_client.exposition import CONTENT_TYPE_LATEST
+from prometheus_client.metrics import MetricWrapperBase
+from prometheus_client.registry import Collector
 
 from dstl_service.metrics.background_work import BackgroundWorkMetrics
 from dstl_service.metrics.batches import BatchMetrics
@@ -39,11 +42,25 @@ class CacheFigures(Protocol):
         """Bytes of segments in memory."""
 
 
+class _Registry(CollectorRegistry):
+    """A registry that tells its metrics."""
+
+    def __init__(self) -> None:
+        self.metrics: list[MetricWrapperBase] = []
+        super().__init__()
+
+    def register(self, collector: Collector) -> None:
+        """Add a collector; called by every metric when it is made."""
+        super().register(collector)
+        if isinstance(collector, MetricWrapperBase):
+            self.metrics.append(collector)
+
+
 class ServiceMetrics:
     """The metrics of one service process, by area; each part gets only its own area."""
 
     def __init__(self) -> None:
-        self.registry = CollectorRegistry()
+        self.registry = _Registry()
         self.batches = BatchMetrics(self.registry)
         self.intake = IntakeMetrics(self.registry)
         self.checkpoints = CheckpointMetrics(self.registry)
@@ -85,6 +102,14 @@ class ServiceMetrics:
             ("dstl_download_cache_failures", "Downloads that failed on the local disk.", lambda: downloads.failures),
         ):
             Gauge(name, text, registry=self.registry).set_function(ask)
+
+    def forget(self, jobs: Collection[str]) -> None:
+        """Remove the values of jobs that are no longer served here; costs as much as `render`."""
+        for metric in self.registry.metrics:
+            samples = [sample for family in metric.collect() for sample in family.samples]
+            for labels in {tuple(it.labels.values()) for it in samples if it.labels.get("job") in jobs}:
+                with suppress(KeyError, ValueError):  # of a bucket, or removed with another sample
+                    metric.remove(*labels)
 
     def render(self) -> bytes:
         """Return all metrics in Prometheus' text format."""

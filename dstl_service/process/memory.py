@@ -2,7 +2,8 @@
 Tuning of the allocator and the garbage collector of this process.
 
 Change sets are buffers of megabytes that live briefly. By default, glibc returns each large buffer to the system and
-maps a new one, and the page faults of a new buffer cost several times more than copying the bytes into it.
+maps a new one, and the page faults of a new buffer cost several times more than copying the bytes into it. Buffers that
+are kept instead are kept by each arena, of which glibc makes eight per core: as many as there are threads, here.
 """
 
 from __future__ import annotations
@@ -16,12 +17,16 @@ from contextlib import AbstractContextManager, contextmanager
 # Parameters of glibc's `mallopt`.
 _TRIM_THRESHOLD = -1
 _MMAP_THRESHOLD = -3
+_ARENA_MAX = -8
 
 _LARGE_BYTES = 32 * 1024 * 1024
 """Larger buffers, which are rare, are still unmapped at once; glibc accepts no higher limit."""
 
 _KEPT_BYTES = 64 * 1024 * 1024
-"""Most free memory kept at the end of the heap."""
+"""Most free memory kept at the end of each arena."""
+
+_ARENAS = 4
+"""Threads seldom allocate at the same time: they wait for the store, or for the interpreter's lock."""
 
 
 class _Collector:
@@ -68,6 +73,7 @@ def reuse_freed_memory() -> None:
         return
     set_option(_MMAP_THRESHOLD, _LARGE_BYTES)
     set_option(_TRIM_THRESHOLD, _KEPT_BYTES)
+    set_option(_ARENA_MAX, _ARENAS)
 
 
 def freeze_heap() -> None:

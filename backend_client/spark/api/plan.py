@@ -31,6 +31,7 @@ from storage.errors import InvalidInputError
 # Operations on one row at a time: applied to each batch, they give the same result as applied to the whole stream.
 STATELESS = (
     "alias",
+    "coalesce",
     "colRegex",
     "drop",
     "dropna",
@@ -41,6 +42,8 @@ STATELESS = (
     "mapInArrow",
     "mapInPandas",
     "melt",
+    "repartition",
+    "repartitionByRange",
     "replace",
     "select",
     "selectExpr",

@@ -102,10 +102,15 @@ def stateless_steps(stream: DataFrame, run: int) -> Any:
     counts = first.transformWithState(
         statefulProcessor=Counting(), outputStructType=COUNTS, outputMode="Append", timeMode="None"
     )
-    between = counts.filter("n > 1").selectExpr("key as k", "total as n")
+    between = counts.repartition(3).filter("n > 1").selectExpr("key as k", "total as n")
     second = between.groupBy("k").transformWithState(Counting(), COUNTS, "Append", "None")
     named = second.withColumn("k", F.expr("regexp_extract(key, \"k='(.)'\", 1)"))
-    return named.join(static, "k", "left").withColumn("mean", named["total"] / named.n).selectExpr("*", "n > 2 as many")
+    return (
+        named.join(static, "k", "left")
+        .withColumn("mean", named["total"] / named.n)
+        .selectExpr("*", "n > 2 as many")
+        .coalesce(1)
+    )
 
 
 class Echo(_Processor):

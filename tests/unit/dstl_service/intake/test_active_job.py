@@ -90,6 +90,62 @@ def test_idle_job_is_let_go_when_another_comes(idle_ms: int) -> None:
     run(story)
 
 
+def test_idle_jobs_leave_nothing() -> None:
+    """B15: neither memory nor metrics grow with the jobs that a process ever served, and one of them can go on."""
+
+    async def story(host: Host) -> None:
+        ref = await host.begin()
+        for number in range(20):
+            await host.parts.opener.open(f"job-{number}", OpenJob("test"))
+        assert b'job="job"' in host.parts.metrics.render()
+        host.clock.advance(HOUR_MS + 1)
+        await host.parts.opener.open("other", OpenJob("test"))
+
+        assert host.parts.jobs.names == ["other"]
+        assert b'job="job' not in host.parts.metrics.render()
+        operators = [OperatorInfo("op", 1, "{}", {})]
+        answer = await host.parts.checkpointer.complete("job", 1, CompleteRequest(1, "next", ref, [], operators))
+        assert answer.ref.id == 1
+        assert host.parts.jobs.get("job").owned_epoch == 1
+
+    run(story)
+
+
+@pytest.mark.parametrize(("weeks", "is_kept"), [(1, True), (2, False)])
+def test_sets_of_an_idle_job_wait_for_their_driver(weeks: int, *, is_kept: bool) -> None:
+    """A user function may take days before the checkpoint is completed; later its sets count as lost."""
+
+    async def story(host: Host) -> None:
+        await host.begin()
+        host.parts.jobs.get("job").book.receive(segment(0), 0, preemptive=False)
+        host.clock.advance(weeks * 7 * 24 * HOUR_MS)
+        host.parts.jobs.evict_idle()
+
+        assert host.parts.jobs.names == (["job"] if is_kept else [])
+        assert host.parts.jobs.is_any_reached
+        assert (host.parts.jobs.in_flight_bytes > 0) == is_kept
+
+    run(story)
+
+
+def test_job_with_background_work_stays() -> None:
+    """A compaction, and the collection of garbage, end before their job is dropped."""
+
+    async def story(host: Host) -> None:
+        await host.begin()
+        host.clock.advance(HOUR_MS + 1)
+        host.parts.jobs.evict_idle()
+        assert host.parts.jobs.names == ["job"]
+
+        while next(iter(host.parts.metrics.background_work.collection_age.collect())).samples:  # noqa: ASYNC110 - until the last is over
+            await asyncio.sleep(0.01)
+        await asyncio.sleep(0)
+        host.parts.jobs.evict_idle()
+        assert host.parts.jobs.names == []
+
+    run(story, gc_interval_s=1)
+
+
 def test_collection_keeps_no_job_busy() -> None:
     """A coordinator that collects the garbage of an ended job for the last time caches nothing of it."""
 
@@ -118,7 +174,7 @@ def test_name_that_was_only_asked_for_is_not_kept() -> None:
         with pytest.raises(NotFoundError):
             await host.parts.catalog.checkpoints("nobody")
 
-        assert host.parts.jobs.names == ["job"]
+        assert host.parts.jobs.names == []
 
     run(story)
 

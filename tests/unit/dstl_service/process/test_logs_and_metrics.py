@@ -6,6 +6,7 @@ import json
 import logging
 import sys
 from dataclasses import fields
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -238,3 +239,19 @@ def test_wrong_requests_are_one_short_line_a_second(lines: pytest.LogCaptureFixt
     found = events(lines, "request refused")
     assert len(found) <= 2
     assert all(len(str(line)) < 3000 for line in found)
+
+
+def test_requests_beyond_a_role_are_one_line_a_second(lines: pytest.LogCaptureFixture, tmp_path: Path) -> None:
+    """C10: a caller with few rights cannot fill the log; the line tells it although invalid requests have theirs."""
+    access = tmp_path / "access.toml"
+    access.write_text('tokens = [{name = "monitor", role = "reader", token = "reading"}]', encoding="utf-8")
+    access.chmod(0o600)
+    with service(MemoryStore(), access_file=access) as life:
+        life.client.headers["authorization"] = "Bearer reading"
+        life.client.get("/v1/jobs/nothing/checkpoints")
+        for _ in range(50):
+            assert life.client.post("/v1/jobs/job/epochs", json={"owner": "me"}).status_code == 403
+
+    found = [line for line in events(lines, "request refused") if line["kind"] == "unauthorized"]
+    assert 1 <= len(found) <= 5
+    assert "monitor has the role reader" in found[0]["error"]

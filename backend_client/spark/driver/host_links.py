@@ -47,11 +47,15 @@ class HostLinks:
             coordinator_id: The coordinator's process; a new one listens elsewhere.
         """
         if self._are_of_use and coordinator_id != self._coordinator_id:
-            host = self._conf.get("spark.driver.host", "") or ""
-            bind_address = self._conf.get("spark.driver.bindAddress", "") or host
+            host = self._host("spark.driver.host")
+            bind_address = self._host("spark.driver.bindAddress") or host
             self._coordinator_id, self._address = coordinator_id, None
             try:
                 self._address = self._session.open_links(host, bind_address, self._settings.link_port)
             except DstlError as error:
                 logger.warning("each task outside this host stores its own change sets: %s", error)
         return self._address
+
+    def _host(self, setting: str) -> str:
+        """Return the host in a setting; Spark writes addresses of IPv6 in brackets."""
+        return (self._conf.get(setting, "") or "").strip("[]")

@@ -50,8 +50,8 @@ class LinkCalls:
         self._early: dict[tuple[str, str], _Early] = {}
 
     def reaches(self, job: str, service_id: str) -> bool:
-        """Say whether a process has a link to this coordinator of a job, or had one a moment ago."""
-        return self._hub.knows(job, service_id)
+        """Say whether a process has a link to this coordinator of a job, or what it was asked for is being fetched."""
+        return self._hub.knows(job, service_id) or (job, service_id) in self._early
 
     def has_coordinator(self, job: str) -> bool:
         """Say whether this host has a link to a job's coordinator, which reaches the other hosts."""
@@ -75,16 +75,19 @@ class LinkCalls:
         if wait:
             return await self._fetched(service_id, job, asked) or await self._ask(service_id, job, asked, wait=True)
         await self._ask(service_id, job, asked, wait=False)
-        self._forget_early(service_id, job)
+        self._forget_early(job, refs[0].checkpoint_id)
         task = asyncio.get_running_loop().create_task(self._ask(service_id, job, asked, wait=True))
         task.add_done_callback(_look_at_error)
+        if (replaced := self._early.get((job, service_id))) is not None:
+            replaced.task.cancel()
         self._early[job, service_id] = _Early(asked, task)
         return []
 
     def close(self) -> None:
         """Fetch no more handles."""
-        for service_id, job in [(service_id, job) for job, service_id in self._early]:
-            self._forget_early(service_id, job)
+        for early in self._early.values():
+            early.task.cancel()
+        self._early.clear()
 
     async def _fetched(self, service_id: str, job: str, asked: _Asked) -> list[SegmentHandle] | None:
         """Return the handles that a call without `wait` fetched for the same sets, or None."""
@@ -94,10 +97,12 @@ class LinkCalls:
         await asyncio.wait([early.task])
         return None if early.task.cancelled() or early.task.exception() is not None else early.task.result()
 
-    def _forget_early(self, service_id: str, job: str) -> None:
-        early = self._early.pop((job, service_id), None)
-        if early is not None:
-            early.task.cancel()
+    def _forget_early(self, job: str, checkpoint_id: int) -> None:
+        """Forget what was fetched for other checkpoints of a job, also from hosts that have none of this one's sets."""
+        for place, early in list(self._early.items()):
+            if place[0] == job and early.asked.refs[0].checkpoint_id != checkpoint_id:
+                early.task.cancel()
+                del self._early[place]
 
     async def _ask(self, service_id: str, job: str, asked: _Asked, *, wait: bool) -> list[SegmentHandle]:
         try:

@@ -117,12 +117,6 @@ class LinkHub:
         known = self._jobs.get(job)
         return known is not None and service_id in known.hosts
 
-    def connected(self, job: str) -> list[str]:
-        """Return the ids of the processes that have a link to this job now."""
-        known = self._jobs.get(job)
-        hosts = known.hosts if known is not None else {}
-        return [service_id for service_id, host in hosts.items() if host.connection is not None]
-
     async def request(self, job: str, service_id: str, body: Message) -> Message:
         """
         Send a request to a host and return its answer; it is sent again when the host is back after a lost connection.

@@ -90,6 +90,7 @@ LAYERS: dict[str, tuple[str, ...]] = {
         "table",
         "service",
         "columnar",
+        "sinks",
         "spark.private",
         "spark",
         "spark.start",
@@ -120,6 +121,8 @@ DOORS: dict[str, tuple[str, ...]] = {
     "starlette": ("dstl_service/app.py", "dstl_service/http/"),
     "datasketches": ("backend_client/columnar/distinct.py",),
     "rocksdict": ("backend_client/table/",),
+    "confluent_kafka": ("backend_client/sinks/kafka.py", "loadtest/", "tools/servers/"),
+    "psycopg": ("backend_client/sinks/postgres.py", "loadtest/", "tools/servers/"),
     "pyspark": ("backend_client/spark/", "backend_client/testing/", "loadtest/", "tools/servers/", "tools/walk/job.py"),
     # Private modules may change with any release and have one door; ruff's SLF001 checks private members.
     "pyspark.sql.pandas": ("backend_client/spark/private/",),

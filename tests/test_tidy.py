@@ -95,6 +95,7 @@ LAYERS: dict[str, tuple[str, ...]] = {
         "spark",
         "spark.start",
         "spark.task",
+        "spark.output",
         "spark.driver",
         "spark.api",
         "testing",

@@ -110,7 +110,7 @@ def read_change_sets(client: ServiceClient, job: str, epoch: int, refs: Sequence
                     if isinstance(frame, ErrorFrame):
                         raise frame.exception
                     if isinstance(frame, SetFrame):
-                        yield _decoded(frame, payload)
+                        yield decoded_segment(frame, payload)
                         done += 1
             if done < len(refs):
                 raise CorruptDataError(f"{len(refs) - done} change sets are missing in the sidecar's answer")
@@ -147,7 +147,7 @@ def _apply(
         frames = read_frames(stream)
         plan, _ = next(frames)
         if not isinstance(plan, PlanFrame):
-            raise _unexpected(plan)
+            raise unexpected_frame(plan)
         if plan.is_full:
             table.clear()
         left = _adopted(table, frames, key_groups) if plan.snapshots == 1 else frames
@@ -181,14 +181,14 @@ def _changes(table: StateTable, frames: Frames) -> Changes:
             case SegmentFrame():
                 yield from _segment(frame, payload)
             case _:
-                raise _unexpected(frame)
+                raise unexpected_frame(frame)
 
 
 def _receive(incoming: IncomingSnapshot, snapshot: SnapshotFrame, frames: Frames) -> None:
     while incoming.files < snapshot.files:
         piece, payload = next(frames)
         if not isinstance(piece, FileFrame):
-            raise _unexpected(piece)
+            raise unexpected_frame(piece)
         incoming.take(piece, payload)
 
 
@@ -199,20 +199,21 @@ def _of_snapshot(incoming: IncomingSnapshot, key_groups: KeyGroupRange) -> Chang
 
 
 def _segment(frame: SegmentFrame, payload: bytes) -> Changes:
-    changes = _decoded(frame, payload)
+    changes = decoded_segment(frame, payload)
     if frame.counted == (frame.key_groups,):
         return [changes]
     return map(changes.of_key_groups, frame.counted)
 
 
-def _decoded(frame: SetFrame, payload: bytes) -> ChangeColumns:
+def decoded_segment(frame: SetFrame, payload: bytes) -> ChangeColumns:
+    """Return a frame's changes; `CorruptDataError` if they were damaged."""
     source = frame.source
     if f"{checksum64(payload):016x}" != frame.checksum:
         raise CorruptDataError(f"a segment of object {source} was damaged in transfer", object_key=source)
     return decode_columns(payload, source)
 
 
-def _unexpected(frame: RestoreFrame) -> Exception:
+def unexpected_frame(frame: RestoreFrame) -> Exception:
     """Return the error that the service reported, or one for an unexpected frame."""
     if isinstance(frame, ErrorFrame):
         return frame.exception

@@ -13,7 +13,7 @@ from __future__ import annotations
 import re
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Self
 
 import pyarrow as pa
@@ -21,7 +21,10 @@ import pyarrow as pa
 from dstl_service.wire import CheckpointRef
 from storage.errors import InvalidInputError
 
-_MARKER = re.compile(r"([0-9A-Za-z_-]{1,64}) ([0-9]{1,5}) (\S{1,200})")
+_BRANCHES_MAX = 20
+"""A rewind to a checkpoint of an older branch may publish again what that branch had published."""
+_PAIR = "[0-9]{1,18}:[0-9]{1,18}"
+_MARKER = re.compile(rf"([0-9A-Za-z_-]{{1,64}}) ([0-9]{{1,5}}) (\S{{1,200}})(?: ({_PAIR}(?:,{_PAIR})*))?")
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,22 +48,53 @@ class Slot:
 @dataclass(frozen=True, slots=True)
 class Marker:
     """
-    Says that a slot has published its records of all checkpoints up to this one.
+    Says that a slot has published its records of all checkpoints up to this one; to a sink it is a text.
+
+    Checkpoint ids come again after a rewind, which begins a new *branch* of checkpoints. So a marker also says how far
+    the slot had published on earlier branches: after a rewind to one of their checkpoints nothing is published twice.
 
     Args:
         job_uid: The job's uid.
         slot: Number of the slot.
-        checkpoint: The checkpoint. Its manifest's uid and its branch distinguish it from a checkpoint of the same id
-            that a rewind gave up.
+        checkpoint: The newest checkpoint whose records are published.
+        earlier: Of each earlier branch its name and the id of its newest published checkpoint, oldest first.
     """
 
     job_uid: str
     slot: int
     checkpoint: CheckpointRef
+    earlier: tuple[tuple[int, int], ...] = ()
+
+    def covers(self, epoch: int, checkpoint_id: int) -> bool:
+        """Return whether records that a driver of this epoch logged for a checkpoint are published."""
+        until = [published for branch, published in self._branches if branch <= epoch]
+        return bool(until) and checkpoint_id <= until[-1]
+
+    def following(self, checkpoint: CheckpointRef, records: Iterable[tuple[int, int]] = ()) -> Self:
+        """
+        Return the slot's marker when a later checkpoint is published.
+
+        Args:
+            checkpoint: The checkpoint; if it is of a newer branch, the first one of that.
+            records: Epoch and checkpoint id of all records that are published with it, if it is of a newer branch. They
+                are of earlier branches, each of which has then published all up to there.
+        """
+        if checkpoint.branch == self.checkpoint.branch:
+            return replace(self, checkpoint=checkpoint)
+        branches = dict(self._branches)
+        for epoch, checkpoint_id in records:
+            branch = max((branch for branch in branches if branch <= epoch), default=0)
+            branches[branch] = max(branches.get(branch, -1), checkpoint_id)
+        return replace(self, checkpoint=checkpoint, earlier=tuple(sorted(branches.items()))[-_BRANCHES_MAX:])
+
+    @property
+    def _branches(self) -> tuple[tuple[int, int], ...]:
+        return (*self.earlier, (self.checkpoint.branch, self.checkpoint.id))
 
     def to_text(self) -> str:
-        """Return the text that `parse` reads: at most 300 characters, ASCII, without quotes."""
-        return f"{self.job_uid} {self.slot} {self.checkpoint.to_text()}"
+        """Return the text that `parse` reads: at most 1,000 characters, ASCII, without quotes."""
+        earlier = ",".join(f"{branch}:{published}" for branch, published in self.earlier)
+        return f"{self.job_uid} {self.slot} {self.checkpoint.to_text()} {earlier}".rstrip()
 
     @classmethod
     def parse(cls, text: str) -> Self:
@@ -73,7 +107,9 @@ class Marker:
         match = _MARKER.fullmatch(text)
         if match is None:
             raise InvalidInputError(f"{text[:100]!r} is not a marker; the form is <job uid> <slot> <checkpoint>")
-        return cls(match[1], int(match[2]), CheckpointRef.parse(match[3]))
+        pairs = (pair.split(":") for pair in (match[4] or "").split(",") if pair)
+        earlier = tuple((int(branch), int(published)) for branch, published in pairs)
+        return cls(match[1], int(match[2]), CheckpointRef.parse(match[3]), earlier)
 
 
 class SlotPublisher(ABC):

@@ -122,7 +122,11 @@ DOORS: dict[str, tuple[str, ...]] = {
     "starlette": ("dstl_service/app.py", "dstl_service/http/"),
     "datasketches": ("backend_client/columnar/distinct.py",),
     "rocksdict": ("backend_client/table/",),
-    "confluent_kafka": ("backend_client/sinks/kafka.py", "loadtest/", "tools/servers/"),
+    "confluent_kafka": (
+        *(f"backend_client/sinks/{name}.py" for name in ("kafka", "kafka_errors", "kafka_markers")),
+        "loadtest/",
+        "tools/servers/",
+    ),
     "psycopg": ("backend_client/sinks/postgres.py", "loadtest/", "tools/servers/"),
     "pyspark": ("backend_client/spark/", "backend_client/testing/", "loadtest/", "tools/servers/", "tools/walk/job.py"),
     # Private modules may change with any release and have one door; ruff's SLF001 checks private members.

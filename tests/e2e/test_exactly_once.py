@@ -19,8 +19,8 @@ from storage.clock import SystemClock, SystemIds
 from storage.errors import InvalidInputError, LostChangesError, UnavailableError
 from storage.open import open_store
 from tests.e2e.support import OUTPUT, Totals, expected_output, random_input, read_input, write_input
-from tests.support.sqlite_sink import SqliteSink
 from tests.waiting import wait_until
+from tools.servers.sqlite_sink import SqliteSink
 
 pytestmark = pytest.mark.e2e
 

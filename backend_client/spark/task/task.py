@@ -230,7 +230,7 @@ class OperatorTask:
         if batch.links is None:
             return False
         client, job = kept_client(batch.settings), batch.settings.job
-        return linked_coordinator(client, job, batch.links) == batch.coordinator_id
+        return linked_coordinator(client, job, batch.links, refs[-1].service_id) == batch.coordinator_id
 
     def _columnar_work(
         self, plan: ColumnarPlan, part: _Partition, batches: Iterator[pa.RecordBatch], to_arrow: RowsToArrow

@@ -27,7 +27,7 @@ from backend_client.service.restore import read_change_sets
 from dstl_service.links.certificates import make_server_context, pinned_context
 from dstl_service.links.frames import encode_frame
 from dstl_service.links.hub import BACK_WITHIN_S
-from dstl_service.wire import LinkAddress, Linked, OpenLinks
+from dstl_service.wire import ChangeSetRef, LinkAddress, Linked, OpenLinks
 from storage.errors import DstlError, FencedError, InvalidInputError, LostChangesError
 from storage.open import open_store
 from tests.support.machine import Host
@@ -117,8 +117,13 @@ def test_sets_of_a_host_whose_process_died_are_lost(start: Callable[[], ServiceP
     coordinator, host = start(), start()
     job, client = JobDriver(client_of(coordinator)), client_of(host)
     address = links_of(job)
-    connect(client, address)
-    refs = job.write({b"\0\0k": b"v"}, client=client)
+
+    def commit(attempt: int) -> list[ChangeSetRef]:
+        refs = job.write({b"\0\0k": b"v"}, client=client, attempt=attempt)
+        assert linked_coordinator(client, "job", address, refs[-1].service_id) is not None
+        return refs
+
+    refs = commit(1)
     host.restart()
     begun = time.monotonic()
 
@@ -126,9 +131,8 @@ def test_sets_of_a_host_whose_process_died_are_lost(start: Callable[[], ServiceP
         job.complete(refs)
 
     assert time.monotonic() - begun < 3 * BACK_WITHIN_S
-    connect(client, address)
     job.begin()
-    job.complete(job.write({b"\0\0k": b"v"}, client=client, attempt=2))
+    job.complete(commit(2))
     assert len(job.payloads()) == 1
 
 
@@ -208,9 +212,9 @@ def test_tasks_of_a_host_that_cannot_connect_store_their_sets_themselves(
         unused.bind((LOOPBACK, 0))
         nowhere = replace(links_of(job), port=unused.getsockname()[1])
 
-        assert linked_coordinator(client_of(host), "job", nowhere) is None
+        assert linked_coordinator(client_of(host), "job", nowhere, "host") is None
         begun = time.monotonic()
-        assert linked_coordinator(client_of(host), "job", nowhere) is None
+        assert linked_coordinator(client_of(host), "job", nowhere, "host") is None
 
     assert time.monotonic() - begun < 1
     assert "link_port sets the port" in caplog.text

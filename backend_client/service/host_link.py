@@ -8,10 +8,11 @@ from __future__ import annotations
 
 import logging
 import time
+from collections.abc import Sequence
 from dataclasses import asdict
 
 from backend_client.service.client import ServiceClient
-from dstl_service.wire import LinkAddress, Linked
+from dstl_service.wire import ChangeSetRef, LinkAddress, Linked
 from storage.errors import DstlError
 
 logger = logging.getLogger("backend_client")
@@ -19,6 +20,8 @@ logger = logging.getLogger("backend_client")
 _ASKED_AGAIN_S = 10.0
 """How long an answer holds: a sidecar connects again by itself, and the coordinator waits for it a few seconds."""
 _PATIENCE_S = 5.0
+_ANY_PROCESS = ""
+"""Stands for the sidecar's process where its id is not known: it has taken in nothing."""
 
 _found: dict[tuple[str, str, str], tuple[float, str | None]] = {}
 """What a process of the sidecar said last, by job, token and its id: when, and the coordinator's id or None."""
@@ -54,3 +57,19 @@ def linked_coordinator(client: ServiceClient, job: str, address: LinkAddress, se
         del _found[place]
     _found[job, address.token, service_id] = (time.monotonic(), linked.coordinator_id)
     return linked.coordinator_id
+
+
+def link_to_read(client: ServiceClient, job: str, address: LinkAddress | None, refs: Sequence[ChangeSetRef]) -> None:
+    """
+    Have this host's sidecar connect if only the coordinator may reach what the references name.
+
+    The task may be the first of the job on this host, and so far only tasks with changes had the sidecar connect.
+
+    Args:
+        client: The sidecar's client.
+        job: Name of the job.
+        address: Where the job's coordinator accepts links; None if it does not.
+        refs: The change sets to be read.
+    """
+    if address is not None and any(ref.handle is None and ref.service_url is None for ref in refs):
+        linked_coordinator(client, job, address, _ANY_PROCESS)

@@ -173,7 +173,7 @@ class OperatorTask:
             if advance.materialize and base is not None:
                 hand_over_snapshot(table, client, job, self.operator, key_groups, base)
             if earlier is not None:
-                table.overlay(read_change_sets(client, job, batch.epoch, earlier))
+                table.overlay(read_change_sets(client, job, batch.epoch, earlier, batch.links))
             yield _Partition(partition, attempt, key_groups, table, writer, advance.materialized)
         except Exception as error:
             if is_useless(error):

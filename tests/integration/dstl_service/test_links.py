@@ -221,19 +221,22 @@ def test_tasks_of_a_host_that_cannot_connect_store_their_sets_themselves(
 
 
 def test_host_reads_the_sets_of_another_one_through_the_coordinator(start: Callable[[], ServiceProcess]) -> None:
-    """A second pass on another host than the first one gets the first one's change sets."""
+    """A second pass gets the first one's change sets on any host, also as the first task there."""
     coordinator, first, second = start(), start(), start()
     job = JobDriver(client_of(coordinator))
     address = links_of(job)
-    for host in (first, second):
-        connect(client_of(host), address)
-    refs = job.write({b"\0\0k": b"v"}, client=client_of(first))
+    connect(client_of(first), address)
 
-    (changes,) = read_change_sets(client_of(second), "job", job.epoch, refs)
+    def read(service: ServiceProcess, refs: list[ChangeSetRef]) -> list[tuple[bytes, bytes | None]]:
+        (changes,) = read_change_sets(client_of(service), "job", job.epoch, refs, address)
+        return list(changes.pairs())
 
-    assert [(key.as_py(), value.as_py()) for key, value in zip(changes.keys, changes.values, strict=True)] == [
-        (b"\0\0k", b"v")
-    ]
+    here = job.write({b"\0\0k": b"v"})
+    there = job.write({b"\0\0k": b"w"}, client=client_of(first), partition=1)
+
+    assert read(second, here) == [(b"\0\0k", b"v")]
+    assert read(second, there) == read(coordinator, there) == [(b"\0\0k", b"w")]
+    assert coordinator.log_path.read_text().count("a host is linked") == 2, "the coordinator needs no link to itself"
 
 
 def test_new_driver_gets_a_new_token_and_the_old_one_none(start: Callable[[], ServiceProcess]) -> None:

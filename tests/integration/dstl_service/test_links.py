@@ -239,6 +239,22 @@ def test_host_reads_the_sets_of_another_one_through_the_coordinator(start: Calla
     assert coordinator.log_path.read_text().count("a host is linked") == 2, "the coordinator needs no link to itself"
 
 
+def test_former_host_that_is_the_coordinator_now_reaches_the_hosts_itself(start: Callable[[], ServiceProcess]) -> None:
+    """A new driver on an executor's host asks no coordinator of the old driver, which lives and has no links left."""
+    former, coordinator, host = start(), start(), start()
+    old = links_of(JobDriver(client_of(former)))
+    for service in (coordinator, host):
+        connect(client_of(service), old)
+    job = JobDriver(client_of(coordinator))
+    address = links_of(job)
+    connect(client_of(host), address)
+    refs = job.write({b"\0\0k": b"v"}, client=client_of(host))
+
+    (changes,) = read_change_sets(client_of(coordinator), "job", job.epoch, refs, address)
+
+    assert list(changes.pairs()) == [(b"\0\0k", b"v")]
+
+
 def test_new_driver_gets_a_new_token_and_the_old_one_none(start: Callable[[], ServiceProcess]) -> None:
     """An address belongs to an epoch: hosts of a driver that lost its job are not hosts of the next one."""
     coordinator, host = start(), start()

@@ -15,6 +15,7 @@ from itertools import chain, takewhile
 from typing import Any, TypeAlias
 
 from backend_client.service.client import ServiceClient
+from backend_client.service.host_link import link_to_read
 from backend_client.table.local_disk import LocalDiskError
 from backend_client.table.snapshot import IncomingSnapshot
 from backend_client.table.state_table import StateTable
@@ -25,6 +26,7 @@ from dstl_service.wire import (
     ErrorFrame,
     FileFrame,
     GoneFrame,
+    LinkAddress,
     PlanFrame,
     RestoreFrame,
     SegmentFrame,
@@ -94,14 +96,24 @@ def advance_to_base(
     return _advance(table, client, job, operator, key_groups, base.to_text())
 
 
-def read_change_sets(client: ServiceClient, job: str, epoch: int, refs: Sequence[ChangeSetRef]) -> Changes:
+def read_change_sets(
+    client: ServiceClient, job: str, epoch: int, refs: Sequence[ChangeSetRef], links: LinkAddress | None = None
+) -> Changes:
     """
     Yield change sets of a checkpoint that does not exist yet, in order; memory holds one at a time.
+
+    Args:
+        client: The sidecar's client.
+        job: Name of the job.
+        epoch: The driver's epoch.
+        refs: The change sets.
+        links: Where the coordinator accepts links, which reaches what other hosts took in; None if it does not.
 
     Raises:
         LostChangesError: A change set is lost; the batch must be executed again.
         UnavailableError: The sidecar or its store does not answer.
     """
+    link_to_read(client, job, links, refs)
     done = broken = 0
     while done < len(refs):
         try:

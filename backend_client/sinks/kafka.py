@@ -207,8 +207,8 @@ def _check_columns(columns: pa.Schema, topic: str | None) -> None:
     unknown = sorted(found.keys() - _COLUMNS)
     if "value" not in found or unknown:
         raise InvalidInputError(
-            f"a Kafka record has the column value and optionally {', '.join(sorted(_COLUMNS - {'value'}))}; the result has "
-            f"{', '.join(columns.names)}: select them, for example with to_json(struct('*')) as value"
+            f"a Kafka record has the column value and optionally {', '.join(sorted(_COLUMNS - {'value'}))}; the result "
+            f"has {', '.join(columns.names)}: select them, for example with to_json(struct('*')) as value"
         )
     for name in ("value", "key"):
         if name in found and not any(fits(found[name]) for fits in _BYTES):

@@ -74,7 +74,7 @@ class LinkHub:
     """
 
     def __init__(self, service_id: str, answer: AnswerOfJob) -> None:
-        self._service_id = service_id
+        self.service_id = service_id
         self._answer = answer
         self._jobs: dict[str, _Job] = {}
         self._opening = asyncio.Lock()
@@ -104,6 +104,11 @@ class LinkHub:
                 self.forget(job)
             self._jobs[job] = _Job(request.epoch, address)
             return address
+
+    def accepts_at(self, address: LinkAddress) -> bool:
+        """Say whether an address is that of this process."""
+        own = (self._port, self._certificate)
+        return self._server is not None and (address.port, address.certificate) == own
 
     def forget(self, job: str) -> None:
         """End the links of a job, and refuse its token from now on."""
@@ -220,7 +225,7 @@ class LinkHub:
         if service_id not in known.hosts and len(known.hosts) >= _HOSTS_PER_JOB_MAX:
             logger.warning("a job has too many links", extra={"job": job, "links": len(known.hosts)})
             return
-        streams.writer.write(encode_frame({"service_id": self._service_id}))
+        streams.writer.write(encode_frame({"service_id": self.service_id}))
 
         async def answer(body: Message) -> Message:
             return await self._answer(job, body)

@@ -114,7 +114,7 @@ def is_reachable(batch: BatchContext, refs: Sequence[ChangeSetRef]) -> bool:
     if batch.links is None:
         return False
     client, job = kept_client(batch.settings), batch.settings.job
-    return linked_coordinator(client, job, batch.links) == batch.coordinator_id
+    return linked_coordinator(client, job, batch.links, refs[-1].service_id) == batch.coordinator_id
 
 
 @dataclass(frozen=True)
@@ -183,7 +183,7 @@ class OperatorTask:
             if advance.materialize and base is not None:
                 hand_over_snapshot(table, client, job, self.operator, key_groups, base)
             if earlier is not None:
-                table.overlay(read_change_sets(client, job, batch.epoch, earlier))
+                table.overlay(read_change_sets(client, job, batch.epoch, earlier, batch.links))
             yield _Partition(partition, attempt, key_groups, table, writer, advance.materialized)
         except Exception as error:
             if is_useless(error):

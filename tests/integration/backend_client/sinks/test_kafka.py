@@ -12,7 +12,13 @@ from itertools import count
 import pyarrow as pa
 import pytest
 from confluent_kafka import Consumer
-from confluent_kafka.admin import AdminClient, ConfigResource, NewTopic  # type: ignore[attr-defined]
+from confluent_kafka.admin import (  # type: ignore[attr-defined]
+    AdminClient,
+    AlterConfigOpType,
+    ConfigEntry,
+    ConfigResource,
+    NewTopic,
+)
 
 from backend_client.sinks.kafka import KafkaSink
 from backend_client.sinks.protocol import Marker, Slot, SlotPublisher
@@ -103,7 +109,7 @@ def test_records_and_marker_are_one_transaction(broker: KafkaBroker, sink: Kafka
     publish(sink, slot, 1)
     publish(sink, slot, 2, "a3", "b2")
     assert last(sink, slot) == marker(2)
-    for _ in range(40):  # openings abort nothing, but each may leave its mark
+    for _ in range(20):  # openings abort nothing, but each may leave its mark
         last(sink, slot)
     assert last(sink, slot) == marker(2)
     seen = committed(broker, slot.job)
@@ -193,8 +199,9 @@ def test_too_large_record_is_published_once_the_topic_allows_it(
     with pytest.raises(UnavailableError, match=r"message\.max\.bytes of broker and sink"):
         publish(sink, slot, 0, value)
     admin = AdminClient({"bootstrap.servers": broker.servers})
-    change = ConfigResource(ConfigResource.Type.TOPIC, slot.job, {"max.message.bytes": "10000000"})
-    admin.alter_configs([change])[change].result(10)
+    entry = ConfigEntry("max.message.bytes", "10000000", incremental_operation=AlterConfigOpType.SET)
+    change = ConfigResource(ConfigResource.Type.TOPIC, slot.job, incremental_configs=[entry])
+    admin.incremental_alter_configs([change])[change].result(10)
     publish(large, slot, 0, "b1", value)
     assert sorted(len(value) for _, value in committed(broker, slot.job)) == [2, 2_000_000]
 
@@ -202,7 +209,7 @@ def test_too_large_record_is_published_once_the_topic_allows_it(
 def test_broker_that_is_away(slot: Slot) -> None:
     """While it is away the error says so; when it is back, publishing goes on and nothing is doubled."""
     with KafkaBroker(partitions=1) as own:
-        sink = KafkaSink(own.servers, slot.job, {"socket.timeout.ms": 2000})
+        sink = KafkaSink(own.servers, slot.job, {"socket.timeout.ms": 2000, "transaction.timeout.ms": 4000})
         sink.check(COLUMNS, [Slot(slot.job, "uid", "out", 0), slot])
         publish(sink, slot, 0, "a1")
         publisher: SlotPublisher = sink.open(slot)

@@ -22,6 +22,7 @@ _DEFAULTS: dict[str, Any] = {
     "compression.type": "lz4",
     "queue.buffering.max.kbytes": 65_536,
     "transaction.timeout.ms": 60_000,
+    "log_level": 0,  # errors are reported as exceptions
     "socket.timeout.ms": 10_000,
     "socket.connection.setup.timeout.ms": 10_000,
 }
@@ -44,7 +45,7 @@ def connection_options(servers: str, options: Mapping[str, Any]) -> dict[str, An
     """Return what any client of the brokers needs: address, security and time-outs."""
     of_connection = ("security.", "sasl.", "ssl.", "socket.", "client.", "debug", "broker.address.family")
     chosen = {name: value for name, value in options.items() if name.startswith(of_connection)}
-    times = {name: value for name, value in _DEFAULTS.items() if name.startswith("socket.")}
+    times = {name: value for name, value in _DEFAULTS.items() if name.startswith(("socket.", "log_level"))}
     return {**times, "bootstrap.servers": servers, **chosen}
 
 

@@ -167,9 +167,8 @@ def test_killed_publisher(broker: KafkaBroker, sink: KafkaSink, slot: Slot, step
 def test_columns_of_a_record(broker: KafkaBroker, slot: Slot) -> None:
     """Topic, partition and headers come from columns; a null value is a deletion."""
     sink = KafkaSink(broker.servers)
-    AdminClient({"bootstrap.servers": broker.servers}).create_topics([NewTopic(f"{slot.job}-t", 3)])[
-        f"{slot.job}-t"
-    ].result(10)
+    admin = AdminClient({"bootstrap.servers": broker.servers})
+    admin.create_topics([NewTopic(f"{slot.job}-t", 3)])[f"{slot.job}-t"].result(10)
     headers = pa.list_(pa.struct({"key": pa.string(), "value": pa.binary()}))
     rows = pa.record_batch(
         {

@@ -37,12 +37,14 @@ class Slot:
         job_uid: Distinguishes the job from earlier and later jobs of its name.
         sink: Name of the sink within the job.
         number: Number of the slot, 0..32767.
+        columns: The query's output columns; records of an earlier run, before it was changed, may have others.
     """
 
     job: str
     job_uid: str
     sink: str
     number: int
+    columns: pa.Schema | None = None
 
 
 @dataclass(frozen=True, slots=True)

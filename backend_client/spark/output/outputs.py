@@ -221,7 +221,8 @@ class SinkOutput:
         self._publisher.close()
 
     def _publish(self, target: Target) -> int:
-        task = PublishTask(self._settings, self._session.job_uid, self._plan.name, self._parcel, target)
+        columns = arrow_schema(self._plan.schema)
+        task = PublishTask(self._settings, self._session.job_uid, self._plan.name, self._parcel, target, columns)
         rows = self._place_numbers(self._slots).mapInArrow(task.__call__, PUBLISHED).collect()
         return sum(row[0] for row in rows)
 

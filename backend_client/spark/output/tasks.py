@@ -100,6 +100,7 @@ class PublishTask:
         name: Name of the sink.
         sink: The sink.
         target: Up to where to publish.
+        columns: The query's output columns.
     """
 
     settings: BackendSettings
@@ -107,13 +108,14 @@ class PublishTask:
     name: str
     sink: Parcel
     target: Target
+    columns: pa.Schema
 
     def __call__(self, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         """Publish the slots whose numbers the rows have; yield the number of records of each."""
         sink: Sink = self.sink.unpack()
         for batch in batches:
             for number in batch.column(0).to_pylist():
-                slot = Slot(self.settings.job, self.job_uid, self.name, number)
+                slot = Slot(self.settings.job, self.job_uid, self.name, number, self.columns)
                 records = publish_slot(sink, slot, partial(self._read, slot), self.target)
                 yield pa.RecordBatch.from_pydict({"records": pa.array([records], pa.int64())})
 

@@ -187,10 +187,13 @@ class LinkHub:
                     logger.warning("a link could not be accepted", extra={"error": str(error)})
                     await asyncio.sleep(_ACCEPT_AGAIN_S)
                     continue
-                # Counted before its handshake: half-open connections must not take the files of others.
+                # Counted before its handshake: half-open connections must not take the files of others. And counted
+                # here: a burst is accepted without a pause, and none of its tasks has run before the last one.
                 if self._strangers.total() >= _STRANGERS_MAX or self._strangers[peer[0]] >= _STRANGERS_PER_ADDRESS_MAX:
                     accepted.close()
+                    await asyncio.sleep(0)  # a flood of connections must not keep the loop
                     continue
+                self._strangers[str(peer[0])] += 1
                 task = loop.create_task(self._serve(accepted, str(peer[0]), context))
                 self._served.add(task)
                 task.add_done_callback(self._served.discard)
@@ -198,7 +201,6 @@ class LinkHub:
     async def _serve(self, accepted: socket.socket, address: str, context: ssl.SSLContext) -> None:
         writer: asyncio.StreamWriter | None = None
         try:
-            self._strangers[address] += 1
             try:
                 async with asyncio.timeout(_HELLO_S):
                     reader, writer = await _encrypted(accepted, context)

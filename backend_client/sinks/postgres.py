@@ -49,7 +49,7 @@ class PostgresSink(Sink):
     table: str
     key: tuple[str, ...] = ()
     delete_when: str | None = None
-    markers: str = "dstl_published"
+    markers: str = "output_markers"
 
     def check(self, columns: pa.Schema, slots: Sequence[Slot]) -> None:
         """Check columns and rights; create the table of markers."""

@@ -66,11 +66,13 @@ class LinkService:
 
     async def connect(self, job: str, address: LinkAddress) -> Linked:
         """
-        Connect this host to a job's coordinator, unless it is.
+        Connect this host to a job's coordinator, unless it is; the coordinator itself needs no link.
 
         Raises:
             InvalidInputError: The address's certificate is none.
         """
+        if self._hub.accepts_at(address):
+            return Linked(self._hub.service_id)
         return await self._dialer.ensure(job, address)
 
     async def answer(self, job: str, body: Message) -> Message:

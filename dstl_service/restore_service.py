@@ -86,11 +86,18 @@ class RestoreService:
         key_groups: KeyGroupRange,
         from_checkpoint: CheckpointRef | None,
         to_checkpoint: CheckpointRef,
+        *,
+        is_output: bool = False,
     ) -> tuple[RestorePlan, Offer]:
-        """Plan the restore of a table from one checkpoint to another, with the materializer's offer to its task."""
+        """
+        Plan the restore of a table from one checkpoint to another, with the materializer's offer to its task.
+
+        With `is_output` it is a sink's output: there is no table, and no offer.
+        """
         job = await self._jobs.opened(name)
         table_id = TableId(name, operator, key_groups)
-        from_checkpoint = self._materializer.trusted(table_id, from_checkpoint)
+        if not is_output:
+            from_checkpoint = self._materializer.trusted(table_id, from_checkpoint)
         plan = plan_step(job.store, operator, key_groups, from_checkpoint, to_checkpoint)
         if plan is None:
             try:
@@ -104,6 +111,8 @@ class RestoreService:
                 plan = await self._in_thread(
                     name, plan_restore, job.store, operator, key_groups, from_checkpoint, to_checkpoint
                 )
+        if is_output:
+            return plan, Offer()
         self._metrics.restore_planned_bytes.labels(name).inc(plan.size_bytes)
         return plan, await self._materializer.offer(table_id, job.store, plan, to_checkpoint)
 
@@ -131,10 +140,12 @@ class RestoreService:
         """Say whether everything a plan needs is in memory, so that reading it needs no thread."""
         return not plan.materializations and self._cache.holds(plan.handles)
 
-    def payloads(self, plan: RestorePlan) -> Iterator[tuple[SegmentHandle, BytesLike]]:
+    def payloads(self, plan: RestorePlan, *, is_output: bool = False) -> Iterator[tuple[SegmentHandle, BytesLike]]:
         """Yield a plan's payloads; blocking unless `is_at_hand`."""
         started_ms = self._clock.monotonic_ms()
         yield from read_plan(plan, self._downloads, self._cache, self._ahead)
+        if is_output:
+            return
         # The client takes a payload about when it has applied the one before, so this measures its replay.
         self._materializer.replayed(plan.log_bytes, self._clock.monotonic_ms() - started_ms)
 

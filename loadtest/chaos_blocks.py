@@ -37,6 +37,7 @@ from backend_client import ChangelogStateBackend
 from backend_client.progress import BatchProgress
 from backend_client.spark.api.plan import StatefulDataFrame
 from backend_client.spark.driver.driver import BatchRunner
+from backend_client.spark.output.outputs import FunctionPlan
 from backend_client.spark.start.spark_checkpoint import CheckpointLog
 from tools.reporting.figures import Figure, Goal
 from tools.reporting.target import TargetReport
@@ -157,7 +158,7 @@ def run(kills: int, seed: int, folder: Path) -> Outcome:
         progress: list[BatchProgress] = []
         query = _chain(spark, backend).statefulQuery
         log = CheckpointLog(spark, str(folder / "c"))
-        runner = _KillingRunner.open(query, killer.function, log, progress.append)
+        runner = _KillingRunner.open(query, FunctionPlan(killer.function), log, progress.append)
         assert isinstance(runner, _KillingRunner)
         runner.killer = killer
         writer = _rows(spark).writeStream.option("checkpointLocation", str(folder / "c")).foreachBatch(runner)

@@ -24,6 +24,7 @@ from functools import partial
 from typing import Any
 from urllib.parse import urlencode, urlsplit
 
+from backend_client.service.deadline import Deadline
 from dstl_service.wire import ChangeSetRef, CheckpointRef, LogTarget, PersistRequest, ReadRequest, decode_frames
 from storage.errors import DstlError, InternalError, InvalidInputError, UnavailableError, error_from_dict
 from storage.key_groups import KeyGroupRange
@@ -39,24 +40,6 @@ _LAST_TRY_S = 1.0
 _SIGN_OF_LIFE_S = 5.0
 """Interval of health checks, while an answer is pending, of a service that the client may restart."""
 _SIGNS_PER_PATIENCE = 8
-
-
-class _Deadline:
-    """A deadline that excludes the time spent on restarting the service."""
-
-    def __init__(self, patience_s: float) -> None:
-        self._at = time.monotonic() + patience_s
-
-    @property
-    def left_s(self) -> float:
-        """The seconds left; negative after the deadline."""
-        return self._at - time.monotonic()
-
-    def look_after(self, ensure: Callable[[], None]) -> None:
-        """Check and, if needed, restart the service; this time does not count."""
-        begun = time.monotonic()
-        ensure()
-        self._at += time.monotonic() - begun
 
 
 class _UnixConnection(http.client.HTTPConnection):
@@ -166,14 +149,22 @@ class ServiceClient:
 
     @contextmanager
     def restore(
-        self, job: str, operator: str, key_groups: KeyGroupRange, from_checkpoint: str | None, to_checkpoint: str
+        self,
+        job: str,
+        operator: str,
+        key_groups: KeyGroupRange,
+        from_checkpoint: str | None,
+        to_checkpoint: str,
+        *,
+        is_output: bool = False,
     ) -> Iterator[Iterator[tuple[dict[str, Any], bytes]]]:
         """
         Open the stream of frames that advances a table from a checkpoint (None: an empty table) to another one.
 
-        For the frames see `dstl_service.wire.decode_frames`.
+        With `is_output` the operator is a sink, and the frames are its output. For the frames see
+        `dstl_service.wire.decode_frames`.
         """
-        query = {
+        query: dict[str, Any] = {
             "operator": operator,
             "first_key_group": key_groups.first,
             "last_key_group": key_groups.last,
@@ -181,6 +172,8 @@ class ServiceClient:
         }
         if from_checkpoint is not None:
             query["have"] = from_checkpoint
+        if is_output:
+            query["output"] = "true"
         with self._frames("GET", f"/v1/jobs/{job}/restore?{urlencode(query)}", None) as frames:
             yield frames
 
@@ -195,7 +188,7 @@ class ServiceClient:
 
     @contextmanager
     def _frames(self, method: str, path: str, body: bytes | None) -> Iterator[Iterator[tuple[dict[str, Any], bytes]]]:
-        response = self._request(method, path, body, _Deadline(self._patience_s))
+        response = self._request(method, path, body, Deadline(self._patience_s))
         try:
             yield decode_frames(response)
             if response.read(1):
@@ -217,7 +210,7 @@ class ServiceClient:
             self._connection = None
 
     def _json(self, method: str, path: str, body: bytes | None, patience_s: float | None = None) -> Any:
-        deadline = _Deadline(self._patience_s if patience_s is None else patience_s)
+        deadline = Deadline(self._patience_s if patience_s is None else patience_s)
         while True:
             response = self._request(method, path, body, deadline)
             try:
@@ -232,7 +225,7 @@ class ServiceClient:
             except ValueError as error:
                 raise InternalError(f"{self.address}, not a changelog service, answered {data[:100]!r}") from error
 
-    def _request(self, method: str, path: str, body: bytes | None, deadline: _Deadline) -> http.client.HTTPResponse:
+    def _request(self, method: str, path: str, body: bytes | None, deadline: Deadline) -> http.client.HTTPResponse:
         """Send until the answer is not a retryable refusal; raise the error that the service reports."""
         pause_s = 0.02
         while True:
@@ -267,7 +260,7 @@ class ServiceClient:
             time.sleep(max(0.0, min(pause_s_now, deadline.left_s)))
             pause_s = min(1.0, pause_s * 2)
 
-    def _send(self, method: str, path: str, body: bytes | None, deadline: _Deadline) -> http.client.HTTPResponse:
+    def _send(self, method: str, path: str, body: bytes | None, deadline: Deadline) -> http.client.HTTPResponse:
         timeout_s = max(_LAST_TRY_S, deadline.left_s)
         # A slow upload may need another try; a hung service that reads nothing must leave time for it.
         send_s = timeout_s if self._ensure is None else max(_LAST_TRY_S, timeout_s / 2)
@@ -289,7 +282,7 @@ class ServiceClient:
             raise http.client.HTTPException("the connection closed within the answer's headers")
         return response
 
-    def _wait_for_answer(self, connection: socket.socket, deadline: _Deadline, ensure: Callable[[], None]) -> None:
+    def _wait_for_answer(self, connection: socket.socket, deadline: Deadline, ensure: Callable[[], None]) -> None:
         """
         Return when an answer begins or the connection breaks; check the service until then.
 
@@ -299,7 +292,7 @@ class ServiceClient:
         poll = select.poll()
         poll.register(connection, select.POLLIN)
         look_s = min(_SIGN_OF_LIFE_S, self._patience_s / _SIGNS_PER_PATIENCE)
-        end = _Deadline(max(_LAST_TRY_S, deadline.left_s))
+        end = Deadline(max(_LAST_TRY_S, deadline.left_s))
         while not poll.poll(max(0.0, min(end.left_s, look_s)) * 1000):
             if end.left_s <= 0:
                 raise TimeoutError("timed out")

@@ -15,6 +15,7 @@ from itertools import chain, takewhile
 from typing import Any, TypeAlias
 
 from backend_client.service.client import ServiceClient
+from backend_client.service.host_link import link_to_read
 from backend_client.table.local_disk import LocalDiskError
 from backend_client.table.snapshot import IncomingSnapshot
 from backend_client.table.state_table import StateTable
@@ -25,6 +26,7 @@ from dstl_service.wire import (
     ErrorFrame,
     FileFrame,
     GoneFrame,
+    LinkAddress,
     PlanFrame,
     RestoreFrame,
     SegmentFrame,
@@ -94,14 +96,24 @@ def advance_to_base(
     return _advance(table, client, job, operator, key_groups, base.to_text())
 
 
-def read_change_sets(client: ServiceClient, job: str, epoch: int, refs: Sequence[ChangeSetRef]) -> Changes:
+def read_change_sets(
+    client: ServiceClient, job: str, epoch: int, refs: Sequence[ChangeSetRef], links: LinkAddress | None = None
+) -> Changes:
     """
     Yield change sets of a checkpoint that does not exist yet, in order; memory holds one at a time.
+
+    Args:
+        client: The sidecar's client.
+        job: Name of the job.
+        epoch: The driver's epoch.
+        refs: The change sets.
+        links: Where the coordinator accepts links, which reaches what other hosts took in; None if it does not.
 
     Raises:
         LostChangesError: A change set is lost; the batch must be executed again.
         UnavailableError: The sidecar or its store does not answer.
     """
+    link_to_read(client, job, links, refs)
     done = broken = 0
     while done < len(refs):
         try:
@@ -110,7 +122,7 @@ def read_change_sets(client: ServiceClient, job: str, epoch: int, refs: Sequence
                     if isinstance(frame, ErrorFrame):
                         raise frame.exception
                     if isinstance(frame, SetFrame):
-                        yield _decoded(frame, payload)
+                        yield decoded_segment(frame, payload)
                         done += 1
             if done < len(refs):
                 raise CorruptDataError(f"{len(refs) - done} change sets are missing in the sidecar's answer")
@@ -147,7 +159,7 @@ def _apply(
         frames = read_frames(stream)
         plan, _ = next(frames)
         if not isinstance(plan, PlanFrame):
-            raise _unexpected(plan)
+            raise unexpected_frame(plan)
         if plan.is_full:
             table.clear()
         left = _adopted(table, frames, key_groups) if plan.snapshots == 1 else frames
@@ -181,14 +193,14 @@ def _changes(table: StateTable, frames: Frames) -> Changes:
             case SegmentFrame():
                 yield from _segment(frame, payload)
             case _:
-                raise _unexpected(frame)
+                raise unexpected_frame(frame)
 
 
 def _receive(incoming: IncomingSnapshot, snapshot: SnapshotFrame, frames: Frames) -> None:
     while incoming.files < snapshot.files:
         piece, payload = next(frames)
         if not isinstance(piece, FileFrame):
-            raise _unexpected(piece)
+            raise unexpected_frame(piece)
         incoming.take(piece, payload)
 
 
@@ -199,20 +211,21 @@ def _of_snapshot(incoming: IncomingSnapshot, key_groups: KeyGroupRange) -> Chang
 
 
 def _segment(frame: SegmentFrame, payload: bytes) -> Changes:
-    changes = _decoded(frame, payload)
+    changes = decoded_segment(frame, payload)
     if frame.counted == (frame.key_groups,):
         return [changes]
     return map(changes.of_key_groups, frame.counted)
 
 
-def _decoded(frame: SetFrame, payload: bytes) -> ChangeColumns:
+def decoded_segment(frame: SetFrame, payload: bytes) -> ChangeColumns:
+    """Return a frame's changes; `CorruptDataError` if they were damaged."""
     source = frame.source
     if f"{checksum64(payload):016x}" != frame.checksum:
         raise CorruptDataError(f"a segment of object {source} was damaged in transfer", object_key=source)
     return decode_columns(payload, source)
 
 
-def _unexpected(frame: RestoreFrame) -> Exception:
+def unexpected_frame(frame: RestoreFrame) -> Exception:
     """Return the error that the service reported, or one for an unexpected frame."""
     if isinstance(frame, ErrorFrame):
         return frame.exception

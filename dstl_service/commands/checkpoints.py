@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import argparse
 import json
+from collections.abc import Mapping
 from dataclasses import asdict
+from typing import Any
 
 from dstl_service.checkpoints.rewind import describe_rewind, rewind
 from dstl_service.commands.common import deletions_of, open_job, record, say, settings_of
 from dstl_service.process.display import utc_text
+from dstl_service.wire import SINK
 from storage.clock import SystemIds
 
 
@@ -17,7 +20,7 @@ def list_checkpoints(options: argparse.Namespace) -> int:
     _, job_store = open_job(options)
     for manifest in job_store.completed():
         info = manifest.info()
-        row = {
+        row: dict[str, Any] = {
             "checkpoint": info.ref.to_text(),
             "kind": manifest.kind.value,
             "epoch": info.epoch,
@@ -25,8 +28,16 @@ def list_checkpoints(options: argparse.Namespace) -> int:
             "segments": info.segments,
             "segment_bytes": info.segment_bytes,
         }
+        published = {sink.name: sink.published for sink in info.operators if sink.kind == SINK}
+        if published:
+            row["published"] = published if options.json else _published_text(published)
         say(json.dumps(row) if options.json else "  ".join(str(value) for value in row.values()))
     return 0
+
+
+def _published_text(published: Mapping[str, int | None]) -> str:
+    """Return up to which checkpoint each sink had published when the checkpoint was made, at least."""
+    return " ".join(f"{sink}<={'none' if until is None else until}" for sink, until in published.items())
 
 
 def savepoints(options: argparse.Namespace) -> int:

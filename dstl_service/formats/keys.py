@@ -12,11 +12,11 @@ import json
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
+from dstl_service.wire import BRANCH_GENERATIONS
 from storage.errors import CorruptDataError, NewerFormatError, UnavailableError
 from storage.stored_json import parse_json, text_of, whole_number
 
 JOB_FORMAT = 1
-_NUMBERS = 10**6
 
 
 class Place(NamedTuple):
@@ -40,12 +40,12 @@ class Place(NamedTuple):
     @property
     def generation(self) -> int:
         """Branch and number in one integer, as in references to checkpoints."""
-        return self.branch * _NUMBERS + self.number
+        return self.branch * BRANCH_GENERATIONS + self.number
 
     @classmethod
     def of(cls, checkpoint_id: int, generation: int) -> Place:
         """Return the place of a manifest of this id and generation."""
-        branch, number = divmod(generation, _NUMBERS)
+        branch, number = divmod(generation, BRANCH_GENERATIONS)
         return cls(branch, checkpoint_id, number)
 
     def behind(self, *, is_fence: bool) -> Place:
@@ -57,10 +57,10 @@ class Place(NamedTuple):
         """
         if not is_fence:
             return Place(self.branch, self.id + 1, 0)
-        if self.number + 1 == _NUMBERS:
+        if self.number + 1 == BRANCH_GENERATIONS:
             raise UnavailableError(
-                f"the job was taken over {_NUMBERS} times at checkpoint {self.id} without completing it: make a "
-                "savepoint, then rewind the job to it"
+                f"the job was taken over {BRANCH_GENERATIONS} times at checkpoint {self.id} without completing it: "
+                "make a savepoint, then rewind the job to it"
             )
         return self._replace(number=self.number + 1)
 

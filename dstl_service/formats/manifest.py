@@ -238,6 +238,7 @@ def operators_to_json(operators: Iterable[OperatorInfo]) -> list[dict[str, Any]]
         | ({} if operator.time_mode is None else {"time_mode": operator.time_mode})
         | ({} if operator.output_mode is None else {"output_mode": operator.output_mode})
         | ({} if operator.kind is None else {"kind": operator.kind})
+        | ({} if operator.published is None else {"published": operator.published})
         for operator in operators
     ]
 
@@ -253,6 +254,7 @@ def operators_from_json(documents: Iterable[dict[str, Any]]) -> tuple[OperatorIn
             document.get("time_mode"),
             document.get("output_mode"),
             document.get("kind"),
+            document.get("published"),
         )
         for document in documents
     )

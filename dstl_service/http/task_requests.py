@@ -60,9 +60,7 @@ class AppendRequest:
         checksum = values["checksum"]
         if not _CHECKSUM.fullmatch(checksum):
             raise InvalidInputError("query.checksum: 16 lower-case hex digits are expected")
-        is_preemptive = _TRUTHS.get(values.get("preemptive", "false"))
-        if is_preemptive is None:
-            raise InvalidInputError("query.preemptive: true or false is expected")
+        is_preemptive = values.truth("preemptive")
         job_uid = values.get("job_uid", "")
         if job_uid:
             validate_name("job_uid", job_uid)
@@ -79,12 +77,14 @@ class RestoreRequest:
         key_groups: Its key groups.
         from_checkpoint: Its version; None for an empty table.
         to_checkpoint: The checkpoint that is asked for.
+        is_output: Whether the changes are for no table, but a sink's output.
     """
 
     operator: str
     key_groups: KeyGroupRange
     from_checkpoint: CheckpointRef | None
     to_checkpoint: CheckpointRef
+    is_output: bool = False
 
     @classmethod
     def parse(cls, query: bytes) -> RestoreRequest:
@@ -96,6 +96,7 @@ class RestoreRequest:
             values.key_groups,
             None if have is None else CheckpointRef.parse(have),
             CheckpointRef.parse(values["to"]),
+            values.truth("output"),
         )
 
 
@@ -121,6 +122,12 @@ class _Parameters(dict[str, str]):
         return KeyGroupRange(
             self.number("first_key_group", KEY_GROUP_MAX), self.number("last_key_group", KEY_GROUP_MAX)
         )
+
+    def truth(self, name: str) -> bool:
+        found = _TRUTHS.get(self.get(name, "false"))
+        if found is None:
+            raise InvalidInputError(f"query.{name}: true or false is expected")
+        return found
 
     def number(self, name: str, value_max: int) -> int:
         text = self[name]

@@ -146,10 +146,14 @@ class Persister:
 
     async def _reachable(self, name: str, refs: Sequence[ChangeSetRef]) -> list[ChangeSetRef]:
         """Have the coordinator persist the sets that only it can reach; return all references, those with handles."""
+        # The coordinator may still have a link to that of the former driver, which reaches no host any more.
         away = [
             place
             for place, ref in enumerate(refs)
-            if ref.handle is None and ref.service_url is None and ref.service_id != self._service_id
+            if ref.handle is None
+            and ref.service_url is None
+            and ref.service_id != self._service_id
+            and not self._links.reaches(name, ref.service_id)
         ]
         found = list(refs)
         if away and self._links.has_coordinator(name):

@@ -19,7 +19,7 @@ from storage.errors import DstlError, InternalError, OverloadedError, error_from
 
 HEARTBEAT_S = 0.5
 SILENT_HEARTBEATS_MAX = 3
-_ANSWERS_AT_ONCE = 256
+_ANSWERS_AT_ONCE, _UNREAD_ANSWERS_MAX = 256, 512
 _READ_BYTES = 1 << 18
 
 logger = logging.getLogger("dstl_service")
@@ -125,6 +125,8 @@ class LinkConnection:
         if not isinstance(number, int):
             return  # a heartbeat
         if isinstance(request := message.get("request"), dict):
+            if len(self._answering) >= _UNREAD_ANSWERS_MAX:
+                raise FrameError("the other side reads no answers")
             task = asyncio.get_running_loop().create_task(self._serve(number, request))
             self._answering.add(task)
             task.add_done_callback(self._answering.discard)

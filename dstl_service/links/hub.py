@@ -74,7 +74,7 @@ class LinkHub:
     """
 
     def __init__(self, service_id: str, answer: AnswerOfJob) -> None:
-        self._service_id = service_id
+        self.service_id = service_id
         self._answer = answer
         self._jobs: dict[str, _Job] = {}
         self._opening = asyncio.Lock()
@@ -104,6 +104,11 @@ class LinkHub:
                 self.forget(job)
             self._jobs[job] = _Job(request.epoch, address)
             return address
+
+    def accepts_at(self, address: LinkAddress) -> bool:
+        """Say whether an address is that of this process."""
+        own = (self._port, self._certificate)
+        return self._server is not None and (address.port, address.certificate) == own
 
     def forget(self, job: str) -> None:
         """End the links of a job, and refuse its token from now on."""
@@ -182,10 +187,13 @@ class LinkHub:
                     logger.warning("a link could not be accepted", extra={"error": str(error)})
                     await asyncio.sleep(_ACCEPT_AGAIN_S)
                     continue
-                # Counted before its handshake: half-open connections must not take the files of others.
+                # Counted before its handshake: half-open connections must not take the files of others. And counted
+                # here: a burst is accepted without a pause, and none of its tasks has run before the last one.
                 if self._strangers.total() >= _STRANGERS_MAX or self._strangers[peer[0]] >= _STRANGERS_PER_ADDRESS_MAX:
                     accepted.close()
+                    await asyncio.sleep(0)  # a flood of connections must not keep the loop
                     continue
+                self._strangers[str(peer[0])] += 1
                 task = loop.create_task(self._serve(accepted, str(peer[0]), context))
                 self._served.add(task)
                 task.add_done_callback(self._served.discard)
@@ -193,7 +201,6 @@ class LinkHub:
     async def _serve(self, accepted: socket.socket, address: str, context: ssl.SSLContext) -> None:
         writer: asyncio.StreamWriter | None = None
         try:
-            self._strangers[address] += 1
             try:
                 async with asyncio.timeout(_HELLO_S):
                     reader, writer = await _encrypted(accepted, context)
@@ -220,7 +227,7 @@ class LinkHub:
         if service_id not in known.hosts and len(known.hosts) >= _HOSTS_PER_JOB_MAX:
             logger.warning("a job has too many links", extra={"job": job, "links": len(known.hosts)})
             return
-        streams.writer.write(encode_frame({"service_id": self._service_id}))
+        streams.writer.write(encode_frame({"service_id": self.service_id}))
 
         async def answer(body: Message) -> Message:
             return await self._answer(job, body)

@@ -9,6 +9,8 @@ A materialization holds its operator's key groups up to its checkpoint. So for a
    than one does not count.
 A segment whose key groups are all materialized at or after its checkpoint is dropped from the state; one that is
 materialized in part stays for the rest. Dropped objects are deleted when no checkpoint names them any more.
+
+The output that a sink has to publish is part of the log until it is published.
 """
 
 from __future__ import annotations
@@ -17,6 +19,7 @@ from collections import defaultdict
 from collections.abc import Iterable, Sequence
 
 from dstl_service.formats.manifest import StateView
+from dstl_service.wire import OperatorInfo
 from storage.key_group_sets import KeyGroups, within, without, without_all
 from storage.key_groups import KeyGroupRange
 from storage.model import MaterializationHandle, SegmentHandle, SegmentKind
@@ -52,6 +55,18 @@ def truncate(view: StateView, made: Iterable[MaterializationHandle]) -> StateVie
         key=lambda handle: (handle.operator, handle.key_groups, handle.checkpoint_id),
     )
     return StateView(tuple(ordered), log)
+
+
+def without_published(view: StateView, operators: Iterable[OperatorInfo]) -> StateView:
+    """Return the state without the output that sinks have published; the same object if there is none."""
+    published = {operator.name: operator.published for operator in operators if operator.is_sink}
+
+    def is_published(segment: SegmentHandle) -> bool:
+        until = published.get(segment.entry.id.operator)
+        return until is not None and segment.entry.id.checkpoint_id <= until
+
+    log = [segment for segment in view.log if not is_published(segment)] if published else view.log
+    return view if len(log) == len(view.log) else StateView(view.materializations, log)
 
 
 def would_count(view: StateView, handle: MaterializationHandle) -> bool:

@@ -62,9 +62,20 @@ from dstl_service.wire.restore import (
     write_frame,
 )
 from dstl_service.wire.tokens import TOKEN_CHARS_MAX, parse_tokens
-from dstl_service.wire.values import ChangeSetRef, CheckpointRef, LogTarget, OperatorInfo, StateInfo
+from dstl_service.wire.values import (
+    BRANCH_GENERATIONS,
+    CLOSED_SINK,
+    SINK,
+    ChangeSetRef,
+    CheckpointRef,
+    LogTarget,
+    OperatorInfo,
+    StateInfo,
+)
 
 __all__ = [
+    "BRANCH_GENERATIONS",
+    "CLOSED_SINK",
     "FRAME_HEADER_BYTES_MAX",
     "JSON_BYTES_MAX",
     "JSON_VALUES_MAX",
@@ -73,6 +84,7 @@ __all__ = [
     "NOTE_CHARS_MAX",
     "NOTE_OPERATOR",
     "REFS_MAX",
+    "SINK",
     "TOKEN_CHARS_MAX",
     "UID_PATTERN",
     "URL_PATTERN",

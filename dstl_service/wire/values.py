@@ -23,6 +23,12 @@ from storage.key_groups import KeyGroupRange
 from storage.model import ChangeSetId, Writer
 from storage.validation import NUMBER_MAX
 
+SINK, CLOSED_SINK = "sink", "closed-sink"
+"""Kinds of an operator that holds a sink's unpublished output, and of one whose sink the query no longer has."""
+
+BRANCH_GENERATIONS = 10**6
+"""Fences and a checkpoint of one id in one branch, at most."""
+
 _REF = re.compile(r"([0-9]{1,19})\.([0-9]{1,18})\.([0-9A-Za-z_-]{1,64})")
 
 
@@ -33,6 +39,11 @@ class CheckpointRef:
     id: Number
     generation: Annotated[int, Limits(strict=True, ge=0, le=999_999_999_999_999_999)]
     uid: Uid
+
+    @property
+    def branch(self) -> int:
+        """The epoch of the rewind that began its sequence of manifests; 0 if the job was never rewound."""
+        return self.generation // BRANCH_GENERATIONS
 
     def to_text(self) -> str:
         """Return ``id.generation.uid``, the form of query strings and of a table's version."""
@@ -74,7 +85,9 @@ class OperatorInfo:
     What a job's manifest says of one operator; `parallelism` may differ from checkpoint to checkpoint.
 
     `time_mode` and `output_mode` are Spark's names; None where a program that did not store them yet wrote it.
-    `kind` says by what its processor is called, ``rows`` or ``columns``; None likewise.
+    `kind` says by what its processor is called, ``rows`` or ``columns``; None likewise. An operator of kind ``sink``
+    has no table: its changes are the output that a sink publishes once the checkpoint exists, its parallelism is the
+    sink's number of slots. Of a sink, everything up to checkpoint `published` is published, maybe more.
     """
 
     name: Name
@@ -84,6 +97,12 @@ class OperatorInfo:
     time_mode: ShortText | None = None
     output_mode: ShortText | None = None
     kind: ShortText | None = None
+    published: Number | None = None
+
+    @property
+    def is_sink(self) -> bool:
+        """Whether it holds output for a sink instead of state."""
+        return self.kind in (SINK, CLOSED_SINK)
 
 
 @dataclass(frozen=True, slots=True)

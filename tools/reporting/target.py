@@ -24,6 +24,7 @@ TARGETS = (
     "chaos",
     "chaos-blocks",
     "chaos-service",
+    "chaos-sinks",
     "demo",
     "differential",
     "load",

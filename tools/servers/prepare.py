@@ -13,6 +13,7 @@ from concurrent.futures import ThreadPoolExecutor
 
 from tools.servers.fault_proxy import mitmproxy_program
 from tools.servers.kafka import broker_jars, connector_jars
+from tools.servers.postgres import postgres_program
 from tools.servers.programs import ServerError
 from tools.servers.s3_server import s3_program
 from tools.servers.toxiproxy import toxiproxy_program
@@ -23,6 +24,7 @@ SERVERS: dict[str, Callable[[], object]] = {
     "Kafka": broker_jars,
     "Spark's Kafka connector": connector_jars,
     "mitmproxy": mitmproxy_program,
+    "PostgreSQL": postgres_program,
 }
 
 

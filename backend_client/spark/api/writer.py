@@ -2,8 +2,8 @@
 The writer of a stateful result: the methods of Spark's ``DataStreamWriter``; `start` returns Spark's query.
 
 The query is a ``foreachBatch`` query on the first operator's input. A user's function gets each batch of the result as
-an ordinary DataFrame and runs at least once per batch; the same batch id always means the same input. `sinks` holds
-Spark's own sinks.
+an ordinary DataFrame; the same batch id always means the same input. `guarantee` says how often output is written, and
+`sink` names a system to which it is published exactly once.
 """
 
 from __future__ import annotations
@@ -15,9 +15,14 @@ from pyspark.sql import SparkSession
 from pyspark.sql.streaming import DataStreamWriter, StreamingQuery
 from pyspark.sql.types import StructType
 
+from backend_client.sinks.protocol import Sink
+from backend_client.spark.api.published_query import PublishedQuery
 from backend_client.spark.api.query_jobs import QueryJobs
 from backend_client.spark.driver.driver import BatchRunner
-from backend_client.spark.driver.sinks import (
+from backend_client.spark.output.guarantees import EXACTLY_ONCE, check_guarantee, function_plan
+from backend_client.spark.output.outputs import OutputPlan, SinkPlan
+from backend_client.spark.output.publisher import BacklogLimits
+from backend_client.spark.output.spark_sinks import (
     BatchFunction,
     ForeachRows,
     SinkRequest,
@@ -25,6 +30,7 @@ from backend_client.spark.driver.sinks import (
     open_table,
     option_texts,
     partition_names,
+    writes_once,
 )
 from backend_client.spark.private.session import setting
 from backend_client.spark.query import Query
@@ -34,6 +40,8 @@ from backend_client.spark.start.worker_python import check_worker_python
 from storage.errors import InvalidInputError
 
 _OUTPUT_MODES = ("append", "update")
+_OWN_OPTIONS = frozenset({"checkpointlocation", "guarantee", "abandonoutput"})
+_SLOTS = 2
 
 
 class StatefulStreamWriter:
@@ -48,6 +56,7 @@ class StatefulStreamWriter:
         self._format: str | None = None
         self._options: dict[str, Any] = {}
         self._function: BatchFunction | ForeachRows | None = None
+        self._sink: SinkPlan | None = None
         self._output_mode = "append"
         self._query_name: str | None = None
         self._partition_by: tuple[str, ...] = ()
@@ -113,6 +122,46 @@ class StatefulStreamWriter:
         self._function = ForeachRows(f)
         return self
 
+    def guarantee(self, guarantee: str) -> StatefulStreamWriter:
+        """
+        Choose how often output is written under failures; the state is exactly once in any case.
+
+        Args:
+            guarantee: "at-least-once": before the checkpoint exists, and again if the batch is executed again, the
+                default of functions and of most sinks. "at-most-once": after the checkpoint exists, and never again.
+                "exactly-once": file formats write each batch once; "kafka" and `sink` publish what the checkpoint
+                holds.
+        """
+        self._options["guarantee"] = check_guarantee(guarantee)
+        return self
+
+    def sink(
+        self,
+        sink: Sink,
+        *,
+        name: str = "output",
+        slots: int = _SLOTS,
+        backlog_checkpoints: int = 8,
+        backlog_bytes: int = 1 << 30,
+        patience_s: float = 600.0,
+    ) -> StatefulStreamWriter:
+        """
+        Publish the result to a system exactly once: each checkpoint's rows when it exists, in the background.
+
+        Args:
+            sink: The system, for example a `KafkaSink`.
+            name: Names the sink within the job; markers in the system belong to it. Keep it over restarts.
+            slots: Number of transactions per checkpoint, which run at the same time, each on a core; 1..1024.
+            backlog_checkpoints: Batches wait while this many checkpoints are unpublished.
+            backlog_bytes: Batches wait while their output takes this much in the log.
+            patience_s: How long `stop` and the end of the query wait for the last publish.
+        """
+        if not isinstance(sink, Sink):
+            raise InvalidInputError(f"sink takes a backend_client.sinks.protocol.Sink, got {type(sink).__name__}")
+        limits = BacklogLimits(backlog_checkpoints, backlog_bytes, patience_s)
+        self._sink = SinkPlan(sink, name, slots, self._schema, limits)
+        return self
+
     def toTable(
         self,
         tableName: str,
@@ -126,7 +175,8 @@ class StatefulStreamWriter:
         self._take(format, outputMode, partitionBy, queryName, options)
         self._location()
         spark = self._query.spark
-        return self._start(open_table(spark, tableName, self._request(self._format or _default_format(spark))))
+        request = self._request(self._format or _default_format(spark))
+        return self._start(self._function_plan(open_table(spark, tableName, request), request))
 
     def start(
         self,
@@ -148,14 +198,22 @@ class StatefulStreamWriter:
         if path is not None:
             self._options["path"] = path
         self._location()
+        if self._sink is not None:
+            return self._start(self._sink_plan(self._sink))
         if self._function is not None:
-            return self._start(self._function)
+            return self._start(self._function_plan(self._function, None))
         spark = self._query.spark
         if self._format is None and "path" not in self._options:
             raise InvalidInputError(
                 "the query has no sink; name one: foreachBatch(…), foreach(…), format(…), toTable(…) or start(path)"
             )
-        return self._start(open_sink(spark, self._request(self._format or _default_format(spark))))
+        request = self._request(self._format or _default_format(spark))
+        if request.format == "kafka" and self._guarantee() == EXACTLY_ONCE:
+            from backend_client.sinks.kafka import KafkaSink  # confluent-kafka is optional
+
+            sink = KafkaSink.from_spark_options(dict(request.options))
+            return self._start(SinkPlan(sink, "output", _SLOTS, self._schema, abandoned=self._abandoned()))
+        return self._start(self._function_plan(open_sink(spark, request), request))
 
     def _take(
         self, source: str | None, mode: str | None, partition_by: Any, query_name: str | None, options: dict[str, Any]
@@ -171,8 +229,30 @@ class StatefulStreamWriter:
             self.queryName(query_name)
 
     def _request(self, source: str) -> SinkRequest:
-        options = option_texts({name: v for name, v in self._options.items() if name != "checkpointLocation"})
+        options = option_texts({name: v for name, v in self._options.items() if name.lower() not in _OWN_OPTIONS})
         return SinkRequest(source, self._schema, self._output_mode, self._query_name, self._partition_by, options)
+
+    def _option(self, name: str) -> Any:
+        return {key.lower(): value for key, value in self._options.items()}.get(name)
+
+    def _guarantee(self) -> str | None:
+        asked = self._option("guarantee")
+        return None if asked is None else check_guarantee(asked)
+
+    def _abandoned(self) -> frozenset[str]:
+        """Return the names of the sinks whose unpublished output the user gives up, separated by commas."""
+        return frozenset(filter(None, map(str.strip, str(self._option("abandonoutput") or "").split(","))))
+
+    def _function_plan(self, function: BatchFunction | ForeachRows, request: SinkRequest | None) -> OutputPlan:
+        once = request is not None and writes_once(self._query.spark, request)
+        return function_plan(function, self._guarantee(), self._abandoned(), writes_once=once)
+
+    def _sink_plan(self, plan: SinkPlan) -> SinkPlan:
+        if self._guarantee() not in (None, EXACTLY_ONCE):
+            raise InvalidInputError(f"sink(…) publishes exactly once; it cannot be {self._guarantee()!r}")
+        if self._function is not None or self._format is not None:
+            raise InvalidInputError("the query has a sink(…) and another output; use one of them")
+        return replace(plan, abandoned=self._abandoned())
 
     def _location(self) -> str:
         location = self._options.get("checkpointLocation")
@@ -186,7 +266,7 @@ class StatefulStreamWriter:
             "to them; call option('checkpointLocation', …) on the writer"
         )
 
-    def _start(self, function: BatchFunction | ForeachRows) -> StreamingQuery:
+    def _start(self, output: OutputPlan) -> StreamingQuery:
         location = self._location()
         spark = self._query.spark
         if self._query_name and any(query.name == self._query_name for query in spark.streams.active):
@@ -198,8 +278,9 @@ class StatefulStreamWriter:
         query = replace(self._query, settings=self._jobs.settings_for(self._query_name))
         check_worker_python(spark)
         log = CheckpointLog(spark, location)
-        runner = BatchRunner.open(query, function, log, self._jobs.reports)
+        runner = BatchRunner.open(query, output, log, self._jobs.reports)
         try:
+            runner.output.start()
             log.remove_unfinished_start()
             running = (
                 self._writer.option("checkpointLocation", location).outputMode("append").foreachBatch(runner).start()
@@ -209,7 +290,7 @@ class StatefulStreamWriter:
             raise
         runner.close_behind(running)
         self._jobs.started(running, runner.rescaling)
-        return running
+        return PublishedQuery(running, runner.output) if isinstance(output, SinkPlan) else running
 
 
 def _default_format(spark: SparkSession) -> str:

@@ -33,12 +33,12 @@ from backend_client.spark.driver.host_links import HostLinks
 from backend_client.spark.driver.initial_state import initial_rows, joined
 from backend_client.spark.driver.kept_output import KeptOutput, helps_to_repeat
 from backend_client.spark.driver.pinning import Anchors
-from backend_client.spark.driver.placement import Pin, key_places, place
+from backend_client.spark.driver.placement import Pin, key_places, own_session, place, place_numbers
 from backend_client.spark.driver.receipts import checked, collect_receipts, progress_of
 from backend_client.spark.driver.rescaling import Rescaling, TablePreparer
 from backend_client.spark.driver.session_settings import set_for
-from backend_client.spark.driver.sinks import BatchFunction, ForeachRows
 from backend_client.spark.driver.stateless_steps import apply_steps, check_shippable, shipped_steps
+from backend_client.spark.output.outputs import LostOutputError, Output, OutputPlan
 from backend_client.spark.query import Operator, Query
 from backend_client.spark.shipping import Shipments
 from backend_client.spark.start.checks import check_plan, check_start
@@ -69,7 +69,7 @@ class BatchRunner:
     def __init__(
         self,
         query: Query,
-        function: BatchFunction | ForeachRows,
+        output: OutputPlan,
         log: CheckpointLog,
         report: Report,
         client: ServiceClient,
@@ -81,7 +81,6 @@ class BatchRunner:
             replace(operator, steps=shipped_steps(operator.steps, shipments)) for operator in query.operators
         )
         self._final_steps = shipped_steps(query.steps, shipments)
-        self._function = function.shipped(shipments) if isinstance(function, ForeachRows) else function
         self._shipments = shipments
         self._log = log
         self._client = client
@@ -95,19 +94,15 @@ class BatchRunner:
         prepare = TablePreparer(query.spark, session, query.settings, self._pin)
         self._links = HostLinks(query.spark, session, query.settings)
         self.rescaling = Rescaling(infos, session.max_parallelism, prepare)
+        beside, pin = own_session(query.spark), self._pin
+        self.output: Output = output.open(
+            query.settings, session, shipments, lambda slots: place_numbers(beside, range(slots), slots, pin)
+        )
 
     @classmethod
-    def open(
-        cls, query: Query, function: BatchFunction | ForeachRows, log: CheckpointLog, report: Report
-    ) -> BatchRunner:
+    def open(cls, query: Query, output: OutputPlan, log: CheckpointLog, report: Report) -> BatchRunner:
         """
         Take the job over, if the query fits the stored state.
-
-        Args:
-            query: The query to run.
-            function: Gets each batch of the result.
-            log: The query's Spark checkpoint.
-            report: Gets each batch's figures.
 
         Raises:
             InvalidInputError: The Spark checkpoint, a key schema or a state schema is not that of the stored state, or
@@ -118,16 +113,17 @@ class BatchRunner:
         client = connect(settings)
         shipments = Shipments(query.spark.sparkContext)
         try:
-            check_shippable(query, function, shipments)
+            check_shippable(query, shipments)
             known = JobSession.find(client, settings)
             if known is not None:  # a refused start must leave the running query alone
                 check_start(query, log, known.latest, known.max_parallelism)
+            output.check(settings, known, shipments)
             session = JobSession.open(client, settings)
             infos = check_start(query, log, session.latest, session.max_parallelism)
             if session.latest is not None and session.latest.rewound_from is not None:
                 latest = session.latest
                 log.rewind(latest.ref.id, latest.offsets, latest.ref.uid, latest.closed_ms)
-            return cls(query, function, log, report, client, session, infos, shipments)
+            return cls(query, output, log, report, client, session, infos, shipments)
         except BaseException:
             shipments.close()
             client.close()
@@ -136,6 +132,7 @@ class BatchRunner:
     def close(self) -> None:
         """Release the query's resources on driver and executors, and close the connection to the coordinator."""
         self.rescaling.close()
+        self.output.close()
         self._shipments.close()
         self._anchors.release()
         self._client.close()
@@ -146,6 +143,8 @@ class BatchRunner:
         def wait() -> None:
             with suppress(Exception):  # the query's own error, which its other waiters get, or a stopped Spark
                 query.awaitTermination()
+            with suppress(DstlError):  # whoever stopped the query gets it; the next start publishes the rest
+                self.output.drain()
             with suppress(Exception):  # a stopped Spark has released everything
                 self.close()
 
@@ -160,11 +159,14 @@ class BatchRunner:
             frame.write.format("noop").mode("overwrite").save()
             return
         self._infos = self.rescaling.taken(self._infos)
+        self.output.before_batch(self._infos[-1].parallelism)
         tries = 1
         while True:
             try:
                 with kept_awake(self._settings.sidecar_idle_exit_s, partial(connect, self._settings, 0.0)):
                     progress = self._execute(frame, batch_id, tries)
+            except LostOutputError:
+                raise  # the checkpoint exists
             except Exception as error:
                 if tries >= self._settings.batch_tries_max or not helps_to_repeat(error):
                     self._abort(batch_id)
@@ -200,17 +202,20 @@ class BatchRunner:
             if closing is not None:
                 more, others = self._second_pass(inputs, work, closing)
                 frame, receipts = frame.unionAll(more), receipts + others
-            refs = [ref for receipt in receipts for ref in receipt.refs]
+            frame = apply_steps(self._final_steps, frame, offsets)
+            refs = [*(ref for receipt in receipts for ref in receipt.refs), *self.output.log(frame, context)]
+            infos = [*self._infos, *self.output.operators]
             snapshots = [receipt.materialized for receipt in receipts if receipt.materialized is not None]
-            plan = session.plan(refs, self._infos, self._log.query_id() or "", offsets, snapshots, closed_ms)
+            plan = session.plan(refs, infos, self._log.query_id() or "", offsets, snapshots, closed_ms)
             self._flush(batch_id, plan)
             computed = time.perf_counter()
-            self._function(apply_steps(self._final_steps, frame, offsets), batch_id)
+            self.output.before_checkpoint(frame, batch_id)
             for reason in chain.from_iterable(output.failed_reads() for output in work.kept):
                 raise LostChangesError(f"the function went on although it could not read its batch: {reason}")
             called = time.perf_counter()
             response = session.complete(batch_id, plan)
             done = time.perf_counter()
+            self.output.after_checkpoint(frame, response.ref)
         finally:
             for output in work.kept:
                 output.release()

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from pyspark.sql import DataFrame
+from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F
 from pyspark.sql.types import DoubleType, FloatType, StructField
 
@@ -25,6 +25,20 @@ def key_places(operator: Operator) -> tuple[int | None, ...]:
     """Return each key column's position among the input's columns; None for one that `place` adds in normal form."""
     schema = operator.input_schema
     return tuple(None if _has_normal_form(schema[name]) else schema.names.index(name) for name in operator.key_columns)
+
+
+def own_session(spark: SparkSession) -> SparkSession:
+    """Return a session for small jobs beside the batches; the settings of the user's session stay."""
+    own = spark.newSession()
+    own.conf.set("spark.sql.adaptive.enabled", "false")
+    return own
+
+
+def place_numbers(spark: SparkSession, numbers: range, parallelism: int, pin: Pin | None) -> DataFrame:
+    """Return a frame of numbers below `parallelism`, each in the partition of this number."""
+    frame = spark.range(numbers.start, numbers.stop).select(F.col("id").cast("int").alias(PARTITION_COLUMN))
+    placed = frame.repartitionById(parallelism, PARTITION_COLUMN)
+    return placed if pin is None else pin(placed, parallelism)
 
 
 def place(

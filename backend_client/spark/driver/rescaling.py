@@ -17,13 +17,11 @@ from dataclasses import dataclass, replace
 from itertools import chain
 
 from pyspark.sql import SparkSession
-from pyspark.sql import functions as F
 
 from backend_client.service.job_session import JobSession
 from backend_client.service.partition_table import PREPARED, TablePreparation
 from backend_client.settings import BackendSettings
-from backend_client.spark.driver.pinning import PARTITION_COLUMN
-from backend_client.spark.driver.placement import Pin
+from backend_client.spark.driver.placement import Pin, own_session, place_numbers
 from dstl_service.wire import OperatorInfo
 from storage.errors import InvalidInputError
 from storage.key_groups import check_parallelism
@@ -164,8 +162,7 @@ class TablePreparer:
 
     def __call__(self, operator: str, parallelism: int) -> Iterator[int]:
         """Prepare all tables at the newest checkpoint; yield the number of tables after each job."""
-        own = self.spark.newSession()  # the settings of the user's session stay
-        own.conf.set("spark.sql.adaptive.enabled", "false")
+        own = own_session(self.spark)
         at_once = max(1, own.sparkContext.defaultParallelism // _SHARE)
         for first in range(0, parallelism, at_once):
             base = self.session.base
@@ -174,10 +171,5 @@ class TablePreparer:
             task = TablePreparation(
                 self.settings, self.session.job_uid, operator, parallelism, self.session.max_parallelism, base
             )
-            numbers = own.range(first, min(first + at_once, parallelism)).select(
-                F.col("id").cast("int").alias(PARTITION_COLUMN)
-            )
-            placed = numbers.repartitionById(parallelism, PARTITION_COLUMN)
-            if self.pin is not None:
-                placed = self.pin(placed, parallelism)
+            placed = place_numbers(own, range(first, min(first + at_once, parallelism)), parallelism, self.pin)
             yield len(placed.mapInArrow(task.__call__, PREPARED).collect())

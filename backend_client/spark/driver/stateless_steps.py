@@ -6,7 +6,6 @@ from collections.abc import Sequence
 
 from pyspark.sql import DataFrame
 
-from backend_client.spark.driver.sinks import BatchFunction, ForeachRows
 from backend_client.spark.private.current_time import at_batch_time
 from backend_client.spark.query import Query, Step
 from backend_client.spark.shipping import Shipments
@@ -19,7 +18,7 @@ def apply_steps(steps: Sequence[Step], frame: DataFrame, offsets: str) -> DataFr
     return at_batch_time(frame, offsets) if steps else frame
 
 
-def check_shippable(query: Query, function: BatchFunction | ForeachRows, shipments: Shipments) -> None:
+def check_shippable(query: Query, shipments: Shipments) -> None:
     """
     Pickle everything that is shipped to tasks, so that a failure shows before the job is taken over.
 
@@ -30,8 +29,6 @@ def check_shippable(query: Query, function: BatchFunction | ForeachRows, shipmen
         shipments.parcel(operator.processor)
         shipped_steps(operator.steps, shipments)
     shipped_steps(query.steps, shipments)
-    if isinstance(function, ForeachRows):
-        function.shipped(shipments)
 
 
 def shipped_steps(steps: Sequence[Step], shipments: Shipments) -> tuple[Step, ...]:

@@ -18,6 +18,7 @@ from py4j.java_gateway import is_instance_of
 from py4j.protocol import Py4JError, Py4JJavaError
 from pyspark.errors import PySparkException
 from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql.streaming import StreamingQuery
 
 from storage.errors import InvalidInputError
 
@@ -75,6 +76,11 @@ def java_session(spark: SparkSession) -> Any:
 def jvm_of(spark: SparkSession) -> Any:
     """Return the classes of the JVM."""
     return spark._jvm
+
+
+def java_query(query: StreamingQuery) -> Any:
+    """Return a query in the JVM."""
+    return query._jsq
 
 
 def java_frame(frame: DataFrame) -> Any:

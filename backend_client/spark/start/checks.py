@@ -108,7 +108,12 @@ def _or_rewind(settings: BackendSettings, batch_id: int | None) -> str:
 
 
 def _operator_infos(query: Query, latest: CheckpointInfo | None, max_parallelism: int) -> list[OperatorInfo]:
-    stored = {info.name: info for info in latest.operators} if latest else {}
+    found = {info.name: info for info in latest.operators} if latest else {}
+    of_sinks = {name for name, info in found.items() if info.is_sink}
+    for operator in query.operators:
+        if operator.name in of_sinks:
+            raise InvalidInputError(f"job {query.settings.job!r} has a sink {operator.name!r}; rename the operator")
+    stored = {name: info for name, info in found.items() if name not in of_sinks}
     missing = stored.keys() - {operator.name for operator in query.operators}
     if missing:
         raise InvalidInputError(

@@ -107,6 +107,16 @@ class Receipt:
         return json.dumps(asdict(self), separators=(",", ":"))
 
 
+def is_reachable(batch: BatchContext, refs: Sequence[ChangeSetRef]) -> bool:
+    """Say whether the coordinator reaches the sidecar that took in these change sets of a task of the batch."""
+    if all(ref.service_id == batch.coordinator_id or ref.service_url is not None for ref in refs):
+        return True
+    if batch.links is None:
+        return False
+    client, job = kept_client(batch.settings), batch.settings.job
+    return linked_coordinator(client, job, batch.links, refs[-1].service_id) == batch.coordinator_id
+
+
 @dataclass(frozen=True)
 class OperatorTask:
     """
@@ -173,7 +183,7 @@ class OperatorTask:
             if advance.materialize and base is not None:
                 hand_over_snapshot(table, client, job, self.operator, key_groups, base)
             if earlier is not None:
-                table.overlay(read_change_sets(client, job, batch.epoch, earlier))
+                table.overlay(read_change_sets(client, job, batch.epoch, earlier, batch.links))
             yield _Partition(partition, attempt, key_groups, table, writer, advance.materialized)
         except Exception as error:
             if is_useless(error):
@@ -204,7 +214,7 @@ class OperatorTask:
     def _commit(self, part: _Partition, work: _Work) -> Receipt:
         """Make the changes reachable for the coordinator; return the receipt."""
         writer = part.writer
-        if not self._is_reachable(writer.refs):
+        if not is_reachable(self.batch, writer.refs):
             # The coordinator cannot reach the sidecar that holds these change sets, so they must be stored now.
             writer.make_durable()
         return Receipt(
@@ -221,16 +231,6 @@ class OperatorTask:
             table_bytes=part.table.size_bytes(),
             next_due_ms=work.next_due_ms(),
         )
-
-    def _is_reachable(self, refs: Sequence[ChangeSetRef]) -> bool:
-        """Say whether the coordinator reaches the sidecar that took in these change sets."""
-        batch = self.batch
-        if all(ref.service_id == batch.coordinator_id or ref.service_url is not None for ref in refs):
-            return True
-        if batch.links is None:
-            return False
-        client, job = kept_client(batch.settings), batch.settings.job
-        return linked_coordinator(client, job, batch.links) == batch.coordinator_id
 
     def _columnar_work(
         self, plan: ColumnarPlan, part: _Partition, batches: Iterator[pa.RecordBatch], to_arrow: RowsToArrow

@@ -31,7 +31,7 @@ from dstl_service.wire import (
 )
 from storage.checksum import BytesLike
 from storage.errors import DstlError, NotFoundError
-from storage.model import ChangeSetId
+from storage.model import ChangeSetId, SegmentHandle
 from storage.validation import KEY_GROUP_MAX
 
 router = APIRouter(prefix="/v1/jobs/{job}", tags=["restore"])
@@ -51,6 +51,7 @@ class _RestoreParameters(BaseModel):
     last_key_group: _KeyGroup
     to: _RefText
     have: _RefText | None = None
+    output: bool = False
 
 
 @router.get("/restore", response_class=StreamingResponse, responses={200: {"content": {_MEDIA_TYPE: {}}}})
@@ -69,6 +70,8 @@ async def restore(
       against their checksum, take the key groups ``counted``.
     - one ``segment`` per change set, in the order in which they must be applied; only its key groups ``counted``.
     - ``end``.
+
+    With `output` true, `operator` is a sink: the segments are what it has to publish, without materializations.
 
     Instead of the rest there may be one ``error``; or one ``gone``: what led from `have` was deleted with checkpoints
     that were subsumed, so the table must be emptied and everything asked for.
@@ -99,10 +102,16 @@ def _set_frames(sets: Iterator[tuple[ChangeSetId, int, BytesLike]]) -> Iterator[
 async def answer_restore(parts: Parts, job: str, request: RestoreRequest) -> Response:
     """Return the answer to a restore: a stream, or one piece if it is small."""
     plan, offer = await parts.restores.plan(
-        job, request.operator, request.key_groups, request.from_checkpoint, request.to_checkpoint
+        job,
+        request.operator,
+        request.key_groups,
+        request.from_checkpoint,
+        request.to_checkpoint,
+        is_output=request.is_output,
     )
     running = parts.metrics.restores.restores_running.labels(job)
-    frames = _frames(parts, plan, offer, parts.metrics.restores.restored_bytes.labels(job).inc)
+    payloads = parts.restores.payloads(plan, is_output=request.is_output)
+    frames = _frames(parts, plan, offer, payloads, parts.metrics.restores.restored_bytes.labels(job).inc)
     if plan.size_bytes > _AT_ONCE_BYTES_MAX:
         return _Stream(parts.restores.in_turn(job, frames), running)
     with running.track_inprogress():
@@ -122,7 +131,13 @@ class _Stream(StreamingResponse):
             await super().__call__(scope, receive, send)
 
 
-def _frames(parts: Parts, plan: RestorePlan, offer: Offer, count_sent: Callable[[int], None]) -> Iterator[bytes]:
+def _frames(
+    parts: Parts,
+    plan: RestorePlan,
+    offer: Offer,
+    payloads: Iterator[tuple[SegmentHandle, BytesLike]],
+    count_sent: Callable[[int], None],
+) -> Iterator[bytes]:
     """Yield the frames of an answer; a payload counts as sent once the next frame is asked for."""
     yield write_frame(
         PlanFrame(
@@ -136,7 +151,7 @@ def _frames(parts: Parts, plan: RestorePlan, offer: Offer, count_sent: Callable[
     )
     try:
         yield from _snapshot_frames(parts, plan, count_sent)
-        for handle, payload in parts.restores.payloads(plan):
+        for handle, payload in payloads:
             entry = handle.entry
             frame = SegmentFrame(
                 source=handle.object_key,

@@ -27,7 +27,7 @@ from backend_client.service.restore import read_change_sets
 from dstl_service.links.certificates import make_server_context, pinned_context
 from dstl_service.links.frames import encode_frame
 from dstl_service.links.hub import BACK_WITHIN_S
-from dstl_service.wire import LinkAddress, Linked, OpenLinks
+from dstl_service.wire import ChangeSetRef, LinkAddress, Linked, OpenLinks
 from storage.errors import DstlError, FencedError, InvalidInputError, LostChangesError
 from storage.open import open_store
 from tests.support.machine import Host
@@ -117,8 +117,13 @@ def test_sets_of_a_host_whose_process_died_are_lost(start: Callable[[], ServiceP
     coordinator, host = start(), start()
     job, client = JobDriver(client_of(coordinator)), client_of(host)
     address = links_of(job)
-    connect(client, address)
-    refs = job.write({b"\0\0k": b"v"}, client=client)
+
+    def commit(attempt: int) -> list[ChangeSetRef]:
+        refs = job.write({b"\0\0k": b"v"}, client=client, attempt=attempt)
+        assert linked_coordinator(client, "job", address, refs[-1].service_id) is not None
+        return refs
+
+    refs = commit(1)
     host.restart()
     begun = time.monotonic()
 
@@ -126,9 +131,8 @@ def test_sets_of_a_host_whose_process_died_are_lost(start: Callable[[], ServiceP
         job.complete(refs)
 
     assert time.monotonic() - begun < 3 * BACK_WITHIN_S
-    connect(client, address)
     job.begin()
-    job.complete(job.write({b"\0\0k": b"v"}, client=client, attempt=2))
+    job.complete(commit(2))
     assert len(job.payloads()) == 1
 
 
@@ -208,28 +212,47 @@ def test_tasks_of_a_host_that_cannot_connect_store_their_sets_themselves(
         unused.bind((LOOPBACK, 0))
         nowhere = replace(links_of(job), port=unused.getsockname()[1])
 
-        assert linked_coordinator(client_of(host), "job", nowhere) is None
+        assert linked_coordinator(client_of(host), "job", nowhere, "host") is None
         begun = time.monotonic()
-        assert linked_coordinator(client_of(host), "job", nowhere) is None
+        assert linked_coordinator(client_of(host), "job", nowhere, "host") is None
 
     assert time.monotonic() - begun < 1
     assert "link_port sets the port" in caplog.text
 
 
 def test_host_reads_the_sets_of_another_one_through_the_coordinator(start: Callable[[], ServiceProcess]) -> None:
-    """A second pass on another host than the first one gets the first one's change sets."""
+    """A second pass gets the first one's change sets on any host, also as the first task there."""
     coordinator, first, second = start(), start(), start()
     job = JobDriver(client_of(coordinator))
     address = links_of(job)
-    for host in (first, second):
-        connect(client_of(host), address)
-    refs = job.write({b"\0\0k": b"v"}, client=client_of(first))
+    connect(client_of(first), address)
 
-    (changes,) = read_change_sets(client_of(second), "job", job.epoch, refs)
+    def read(service: ServiceProcess, refs: list[ChangeSetRef]) -> list[tuple[bytes, bytes | None]]:
+        (changes,) = read_change_sets(client_of(service), "job", job.epoch, refs, address)
+        return list(changes.pairs())
 
-    assert [(key.as_py(), value.as_py()) for key, value in zip(changes.keys, changes.values, strict=True)] == [
-        (b"\0\0k", b"v")
-    ]
+    here = job.write({b"\0\0k": b"v"})
+    there = job.write({b"\0\0k": b"w"}, client=client_of(first), partition=1)
+
+    assert read(second, here) == [(b"\0\0k", b"v")]
+    assert read(second, there) == read(coordinator, there) == [(b"\0\0k", b"w")]
+    assert coordinator.log_path.read_text().count("a host is linked") == 2, "the coordinator needs no link to itself"
+
+
+def test_former_host_that_is_the_coordinator_now_reaches_the_hosts_itself(start: Callable[[], ServiceProcess]) -> None:
+    """A new driver on an executor's host asks no coordinator of the old driver, which lives and has no links left."""
+    former, coordinator, host = start(), start(), start()
+    old = links_of(JobDriver(client_of(former)))
+    for service in (coordinator, host):
+        connect(client_of(service), old)
+    job = JobDriver(client_of(coordinator))
+    address = links_of(job)
+    connect(client_of(host), address)
+    refs = job.write({b"\0\0k": b"v"}, client=client_of(host))
+
+    (changes,) = read_change_sets(client_of(coordinator), "job", job.epoch, refs, address)
+
+    assert list(changes.pairs()) == [(b"\0\0k", b"v")]
 
 
 def test_new_driver_gets_a_new_token_and_the_old_one_none(start: Callable[[], ServiceProcess]) -> None:

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator, Awaitable, Callable
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, suppress
 from pathlib import Path
 
 import pytest
 
 from dstl_service.links import connection as module
 from dstl_service.links.connection import Answer, LinkConnection, LinkEndedError, LinkStreams
-from dstl_service.links.frames import FrameDecoder, Message
+from dstl_service.links.frames import FrameDecoder, Message, encode_frame
 from storage.errors import InternalError, LostChangesError, OverloadedError
 
 
@@ -130,3 +130,28 @@ def test_quiet_link_stays(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> No
             assert await first.request({"n": 1}) == {"n": 1}
 
     run(tmp_path, test, echo)
+
+
+def test_end_that_reads_no_answers_is_given_up(tmp_path: Path) -> None:
+    """A host of a job cannot fill the memory of its coordinator by asking on and on."""
+
+    async def main() -> None:
+        ended: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+
+        async def accept(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+            await LinkConnection(LinkStreams(reader, writer, FrameDecoder()), echo).run()
+            ended.set_result(None)
+
+        server = await asyncio.start_unix_server(accept, tmp_path / "s")
+        _, writer = await asyncio.open_unix_connection(tmp_path / "s", limit=1)
+        sent = 0
+        while not ended.done():
+            writer.write(encode_frame({"id": sent, "request": {"text": "x" * 10_000}}))
+            sent += 1
+            with suppress(OSError):
+                await asyncio.wait_for(writer.drain(), 0.1)
+            assert sent < 5000
+        writer.close()
+        server.close()
+
+    asyncio.run(main())

@@ -2,8 +2,13 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
+import pytest
+
 from dstl_service.formats.manifest import StateView
-from dstl_service.restore.truncation import key_groups_by_materialization, truncate, would_count
+from dstl_service.restore.truncation import key_groups_by_materialization, truncate, without_published, would_count
+from dstl_service.wire import CLOSED_SINK, SINK, OperatorInfo
 from storage.key_groups import KeyGroupRange
 from storage.model import MaterializationHandle, SegmentHandle
 from tests.unit.dstl_service.samples import handles_of, segment
@@ -89,3 +94,18 @@ def test_newest_counts_for_each_key_group() -> None:
         (old, (KeyGroupRange(3, 4), KeyGroupRange(10, 12))),
     ]
     assert key_groups_by_materialization([old, new], [], KeyGroupRange(6, 7)) == [(new, (KeyGroupRange(6, 7),))]
+
+
+@pytest.mark.parametrize("kind", [SINK, CLOSED_SINK])
+def test_published_output_goes(kind: str) -> None:
+    """Output up to the checkpoint that the sink tells is dropped; other operators and later output stay."""
+    view = StateView((), [*log(1, 2, 3), *log(1, 2, 3, operator="output")])
+    sink = OperatorInfo("output", 2, "", {}, kind=kind, published=2)
+
+    left_over = without_published(view, [OperatorInfo("op", 2, "", {}, kind="rows"), sink])
+
+    assert [handle for handle in left_over.log if handle.entry.id.operator == "op"] == log(1, 2, 3)
+    assert [handle for handle in left_over.log if handle.entry.id.operator == "output"] == log(3, operator="output")
+    assert without_published(view, [replace(sink, published=None)]) is view
+    assert without_published(view, [replace(sink, kind="rows")]) is view
+    assert without_published(view, []) is view

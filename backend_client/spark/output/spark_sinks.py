@@ -59,6 +59,11 @@ def open_sink(spark: SparkSession, request: SinkRequest) -> BatchFunction:
     return _spark_sink(spark, request)
 
 
+def writes_once(spark: SparkSession, request: SinkRequest) -> bool:
+    """Return whether the sink skips a batch that it has written before: Spark's sink of files does."""
+    return request.format not in _SPECIAL and Format(spark, request.format).is_of_files
+
+
 def open_table(spark: SparkSession, name: str, request: SinkRequest) -> BatchFunction:
     """
     Return the function that appends to a table of files, which is created if it does not exist.

@@ -1,0 +1,240 @@
+"""
+Publishes to Kafka: one transaction per slot and checkpoint, with the marker among its records.
+
+Readers with ``isolation.level=read_committed`` see each record once, those of a slot in order. A slot's
+``transactional.id`` belongs to the slot and never to a host: opening the slot elsewhere fences the publisher before.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, field
+from typing import Any, Self
+
+import pyarrow as pa
+import pyarrow.compute as pc
+from confluent_kafka import KafkaError, KafkaException, Producer
+from confluent_kafka.admin import AdminClient, ConfigResource  # type: ignore[attr-defined]
+
+from backend_client.sinks.kafka_errors import ADVICE, FENCED, PURGED, TIMEOUT_LIMIT
+from backend_client.sinks.kafka_markers import KEY, ensure_topic, newest_marker, partitions_of
+from backend_client.sinks.kafka_options import connection_options, from_spark, producer_options
+from backend_client.sinks.protocol import Marker, Sink, Slot, SlotPublisher
+from storage.errors import FencedError, InvalidInputError, UnavailableError
+
+_TIMEOUT_S = 20.0
+_FULL_QUEUE_S = 60.0
+_COLUMNS = {"value", "key", "topic", "partition", "headers"}
+_BYTES = (pa.types.is_string, pa.types.is_large_string, pa.types.is_binary, pa.types.is_large_binary)
+
+
+@dataclass(frozen=True, slots=True)
+class KafkaSink(Sink):
+    """
+    A Kafka cluster.
+
+    Output columns are those of Spark's Kafka sink: `value`, and optionally `key`, `topic`, `partition` and `headers`.
+
+    Args:
+        servers: Addresses of the brokers, ``host:port``, separated by commas.
+        topic: The topic of all records; None if the column `topic` says it.
+        options: Options of librdkafka, for example of SASL and TLS. Secrets among them are sent to the tasks.
+        marker_topic: The topic of the sink's markers; by default ``<job>.<sink>.markers``.
+    """
+
+    servers: str
+    topic: str | None = None
+    options: Mapping[str, Any] = field(default_factory=dict, repr=False)
+    marker_topic: str | None = None
+
+    @classmethod
+    def from_spark_options(cls, options: Mapping[str, str]) -> Self:
+        """
+        Return the sink for the options of Spark's own Kafka sink.
+
+        Raises:
+            InvalidInputError: An option is missing or has no equivalent.
+        """
+        return cls(*from_spark(options))
+
+    def check(self, columns: pa.Schema, slots: Sequence[Slot]) -> None:
+        """Check columns, topics and limits; create the topic of the markers."""
+        _check_columns(columns, self.topic)
+        options = producer_options(self.servers, self.options)
+        connection = connection_options(self.servers, self.options)
+        admin = AdminClient(connection)
+        if self.topic is not None and partitions_of(admin, self.topic) == 0:
+            with suppress(KafkaException):  # a broker that creates topics on first use does so now
+                admin.list_topics(self.topic, timeout=_TIMEOUT_S)
+            _wait_for_topic(admin, self.topic)
+        _check_timeout(admin, int(options["transaction.timeout.ms"]))
+        ensure_topic(connection, self._marker_topic(slots[0]), len(slots))
+
+    def open(self, slot: Slot) -> SlotPublisher:
+        """Open a slot; the brokers abort what its publisher before left unfinished, and refuse the rest of it."""
+        name = f"dstl-{slot.job_uid or slot.job}-{slot.sink}-{slot.number}"
+        options = producer_options(self.servers, self.options)
+        return _KafkaPublisher(self, slot, {**options, "transactional.id": name}, self._marker_topic(slot))
+
+    def _marker_topic(self, slot: Slot) -> str:
+        return self.marker_topic or f"{slot.job}.{slot.sink}.markers"
+
+
+class _KafkaPublisher(SlotPublisher):
+    def __init__(self, sink: KafkaSink, slot: Slot, options: Mapping[str, Any], marker_topic: str) -> None:
+        self._sink = sink
+        self._slot = slot
+        self._marker_topic = marker_topic
+        self._refused: KafkaError | None = None
+        self._producer = Producer(
+            {**options, "delivery.report.only.error": True, "on_delivery": self._delivered, "error_cb": lambda _: None}
+        )
+        try:
+            self._producer.init_transactions(_TIMEOUT_S)
+        except KafkaException as error:
+            raise self._translated(error) from error
+
+    def last_published(self) -> Marker | None:
+        """Read the last record of the slot's partition among the markers."""
+        connection = connection_options(self._sink.servers, self._sink.options)
+        return newest_marker(connection, self._marker_topic, self._slot.number)
+
+    def publish(self, records: Iterable[pa.RecordBatch], marker: Marker) -> int:
+        """Produce records and marker in one transaction."""
+        producer, count = self._producer, 0
+        try:
+            producer.begin_transaction()
+            for batch in records:
+                for topic, message in _messages(batch, self._sink.topic):
+                    self._produce(topic, **message)
+                    count += 1
+                if self._refused is not None:
+                    raise KafkaException(self._refused)
+            self._produce(self._marker_topic, key=KEY, value=marker.to_text().encode(), partition=self._slot.number)
+            self._commit()
+        except KafkaException as error:
+            self._abort()
+            raise self._translated(error) from error
+        except BaseException:
+            self._abort()
+            raise
+        return count
+
+    def close(self) -> None:
+        """Drop what is not sent, and close the connections."""
+        with suppress(KafkaException):
+            self._producer.purge()
+            self._producer.flush(0)
+
+    def _produce(self, topic: str, **message: Any) -> None:
+        deadline = 0.0
+        while True:
+            try:
+                return self._producer.produce(topic, **message)
+            except BufferError as error:  # the queue is full: wait until some of it is sent
+                self._producer.poll(0.1)
+                deadline = deadline or time.monotonic() + _FULL_QUEUE_S
+                if self._refused is not None:
+                    raise KafkaException(self._refused) from error
+                if time.monotonic() > deadline:
+                    raise UnavailableError(
+                        f"the brokers took none of the records of slot {self._slot.number} for {_FULL_QUEUE_S:g} s: "
+                        "check that they are up and have space"
+                    ) from error
+
+    def _commit(self) -> None:
+        deadline = time.monotonic() + float(self._sink.options.get("transaction.timeout.ms", 60_000)) / 1000
+        while True:
+            try:
+                return self._producer.commit_transaction(_TIMEOUT_S)
+            except KafkaException as error:
+                if not error.args[0].retriable() or time.monotonic() > deadline:
+                    raise
+
+    def _abort(self) -> None:
+        # Without success it times out at the broker, or the next publisher of the slot aborts it.
+        with suppress(KafkaException):
+            self._producer.purge()
+            self._producer.abort_transaction(_TIMEOUT_S)
+
+    def _delivered(self, error: KafkaError | None, _: object) -> None:
+        if error is not None and self._refused is None and error.code() not in PURGED:
+            self._refused = error
+
+    def _translated(self, error: KafkaException) -> Exception:
+        cause: KafkaError = error.args[0]
+        if cause.code() in FENCED:
+            return FencedError(f"slot {self._slot.number} of sink {self._slot.sink!r} was opened by another publisher")
+        if self._refused is not None:
+            cause = self._refused
+        advice = ADVICE.get(cause.code(), "check the brokers; it is tried again")
+        topic = self._sink.topic or "(column topic)"
+        return UnavailableError(f"Kafka refused output for topic {topic!r}: {cause.str()}; {advice}")
+
+
+def _messages(batch: pa.RecordBatch, topic: str | None) -> Iterator[tuple[str, dict[str, Any]]]:
+    """Yield each row's topic and message."""
+    names = batch.schema.names
+    lists: dict[str, list[Any]] = {
+        name: (_as_bytes(batch.column(name)) if name in ("value", "key") else batch.column(name)).to_pylist()
+        for name in _COLUMNS.intersection(names)
+    }
+    if "headers" in lists:
+        lists["headers"] = [
+            None if row is None else [(item["key"], item["value"]) for item in row] for row in lists["headers"]
+        ]
+    topics = lists.pop("topic", None)
+    partitions = lists.pop("partition", None)
+    keys = tuple(lists)
+    for number, values in enumerate(zip(*lists.values(), strict=True)):
+        message = dict(zip(keys, values, strict=True))
+        if partitions is not None and partitions[number] is not None:
+            message["partition"] = partitions[number]
+        target = topic if topic is not None else topics[number] if topics is not None else None
+        if target is None:
+            raise InvalidInputError("a row has no topic: its column topic is null, and the sink names none")
+        yield target, message
+
+
+def _as_bytes(column: pa.Array) -> pa.Array:
+    return pc.cast(column, pa.large_binary() if column.type in (pa.large_string(), pa.large_binary()) else pa.binary())
+
+
+def _check_columns(columns: pa.Schema, topic: str | None) -> None:
+    found = {name: columns.field(name).type for name in columns.names}
+    unknown = sorted(found.keys() - _COLUMNS)
+    if "value" not in found or unknown:
+        raise InvalidInputError(
+            f"a Kafka record has the column value and optionally {', '.join(sorted(_COLUMNS - {'value'}))}; the result "
+            f"has {', '.join(columns.names)}: select them, for example with to_json(struct('*')) as value"
+        )
+    for name in ("value", "key"):
+        if name in found and not any(fits(found[name]) for fits in _BYTES):
+            raise InvalidInputError(f"column {name} must be a string or binary, it is {found[name]}: cast it")
+    if topic is None and "topic" not in found:
+        raise InvalidInputError("the Kafka sink needs a topic: KafkaSink(…, topic=…), option('topic', …), or a column")
+
+
+def _wait_for_topic(admin: AdminClient, topic: str) -> None:
+    deadline = time.monotonic() + 5.0
+    while partitions_of(admin, topic) == 0:
+        if time.monotonic() > deadline:
+            raise InvalidInputError(f"topic {topic!r} does not exist, and the brokers do not create it: create it")
+        time.sleep(0.05)
+
+
+def _check_timeout(admin: AdminClient, timeout_ms: int) -> None:
+    """Compare the transaction's time-out with the brokers' limit, if they tell it."""
+    try:
+        broker = next(iter(admin.list_topics(timeout=_TIMEOUT_S).brokers))
+        asked = ConfigResource(ConfigResource.Type.BROKER, str(broker))
+        found = admin.describe_configs([asked])[asked].result(_TIMEOUT_S)
+        limit_ms = int(found[TIMEOUT_LIMIT].value)
+    except (KafkaException, KeyError, ValueError, TimeoutError, StopIteration):
+        return  # the user may not see the brokers' settings: opening a slot tells
+    if timeout_ms > limit_ms:
+        raise InvalidInputError(
+            f"transaction.timeout.ms is {timeout_ms}, and the brokers allow {limit_ms} ({TIMEOUT_LIMIT}): lower it"
+        )

@@ -1,0 +1,142 @@
+"""
+Markers of slots in a topic of their own: slot n's newest marker is the last committed record of partition n.
+
+The topic is compacted and kept for ever. Offsets of a consumer group, which transactions could carry as well, expire
+when a query stands still for a week.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Mapping
+from concurrent.futures import Future
+from typing import Any
+
+from confluent_kafka import Consumer, KafkaError, KafkaException, Message, TopicPartition
+from confluent_kafka.admin import AdminClient, NewTopic  # type: ignore[attr-defined]
+
+from backend_client.sinks.kafka_errors import END_OF_PARTITION
+from backend_client.sinks.protocol import Marker
+from storage.errors import CorruptDataError, InvalidInputError, UnavailableError
+
+KEY = b"marker"
+_TOPIC_CONFIG = {
+    "cleanup.policy": "compact",
+    "segment.ms": "3600000",
+    "min.cleanable.dirty.ratio": "0.1",
+    "compression.type": "producer",
+}
+_STEP_RECORDS = 16
+_TIMEOUT_S = 15.0
+
+
+def newest_marker(connection: Mapping[str, Any], topic: str, slot: int) -> Marker | None:
+    """
+    Return a slot's newest committed marker; None if it has none.
+
+    Args:
+        connection: Options of a client.
+        topic: The topic of the markers.
+        slot: Number of the slot.
+
+    Raises:
+        UnavailableError: The brokers do not answer.
+        CorruptDataError: The partition has a record that is no marker.
+    """
+    consumer = Consumer(
+        {
+            **connection,
+            "group.id": f"{topic}.readers",  # never joined, and nothing is committed
+            "isolation.level": "read_committed",
+            "enable.auto.commit": False,
+            "enable.partition.eof": True,
+            "auto.offset.reset": "error",
+            "fetch.wait.max.ms": 10,
+        }
+    )
+    try:
+        partition = TopicPartition(topic, slot)
+        low, high = consumer.get_watermark_offsets(partition, timeout=_TIMEOUT_S)
+        records = _STEP_RECORDS
+        begin = high
+        while begin > low:
+            begin = max(low, high - records)
+            found = _last(consumer, TopicPartition(topic, slot, begin))
+            if found is not None:
+                return _marker(found, topic, slot)
+            records *= 8  # only ends of transactions and aborted records so far
+    except KafkaException as error:
+        raise UnavailableError(f"the markers in topic {topic!r} could not be read: {error}") from error
+    finally:
+        consumer.close()
+    return None
+
+
+def ensure_topic(connection: Mapping[str, Any], topic: str, slots: int) -> None:
+    """
+    Create the topic of the markers, or check that it has enough partitions.
+
+    Raises:
+        InvalidInputError: It has too few partitions, or it cannot be created.
+        UnavailableError: The brokers do not answer.
+    """
+    admin = AdminClient(dict(connection))
+    partitions = partitions_of(admin, topic)
+    if partitions == 0:
+        _create(admin, topic, slots)
+    elif partitions < slots:
+        raise InvalidInputError(
+            f"topic {topic!r} has {partitions} partitions, and the sink has {slots} slots, each of which needs one: "
+            f"add partitions to the topic, or use at most {partitions} slots"
+        )
+
+
+def partitions_of(admin: AdminClient, topic: str) -> int:
+    """Return a topic's number of partitions, 0 if it does not exist; `UnavailableError` if no broker answers."""
+    try:
+        found = admin.list_topics(timeout=_TIMEOUT_S).topics.get(topic)
+    except KafkaException as error:
+        raise UnavailableError(f"the Kafka brokers do not answer: {error}") from error
+    return len(found.partitions) if found is not None and found.error is None else 0
+
+
+def _create(admin: AdminClient, topic: str, slots: int) -> None:
+    made: Future[None] = admin.create_topics([NewTopic(topic, slots, config=_TOPIC_CONFIG)])[topic]
+    try:
+        made.result(_TIMEOUT_S)
+    except KafkaException as error:
+        if error.args[0].code() != KafkaError.TOPIC_ALREADY_EXISTS:
+            raise InvalidInputError(
+                f"the topic {topic!r} of the sink's markers cannot be created: {error}; create it with {slots} "
+                "partitions and cleanup.policy=compact"
+            ) from error
+    deadline = time.monotonic() + _TIMEOUT_S
+    while partitions_of(admin, topic) < slots and time.monotonic() < deadline:
+        time.sleep(0.05)
+
+
+def _last(consumer: Consumer, begin: TopicPartition) -> Message | None:
+    """Return the last committed record from an offset to the end of its partition."""
+    consumer.assign([begin])
+    deadline, last = time.monotonic() + _TIMEOUT_S, None
+    while time.monotonic() < deadline:
+        message = consumer.poll(0.1)
+        if message is None:
+            continue
+        error = message.error()
+        if error is None:
+            last = message
+        elif error.code() == END_OF_PARTITION:
+            return last
+        else:
+            raise KafkaException(error)
+    raise UnavailableError(f"the end of topic {begin.topic!r} was not reached within {_TIMEOUT_S:g} s")
+
+
+def _marker(message: Message, topic: str, slot: int) -> Marker:
+    try:
+        return Marker.parse((message.value() or b"").decode())
+    except (InvalidInputError, UnicodeDecodeError) as error:
+        raise CorruptDataError(
+            f"the last record of topic {topic!r}, partition {slot}, is no marker: {error}; only the sink may write it"
+        ) from error

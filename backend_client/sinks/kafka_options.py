@@ -1,0 +1,86 @@
+"""Options of Spark's Kafka sink as those of librdkafka. No I/O."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from typing import Any
+
+from storage.errors import InvalidInputError
+
+_JAAS = re.compile(r"""(\w+)\s*=\s*(?:"((?:[^"\\]|\\.)*)"|'([^']*)')""")
+_STORES = {
+    "ssl.truststore.location": "ssl.ca.location (a PEM file)",
+    "ssl.keystore.location": "ssl.certificate.location and ssl.key.location, or a PKCS#12 file",
+    "ssl.truststore.type": "ssl.ca.location (a PEM file)",
+}
+_OWN = frozenset({"transactional.id", "enable.idempotence", "acks", "key.serializer", "value.serializer"})
+_SET_BY_SINK = ("transactional.id", "enable.idempotence", "acks", "delivery.report.only.error")
+_DEFAULTS: dict[str, Any] = {
+    "partitioner": "murmur2_random",  # Java's default: other producers put a key into the same partition
+    "linger.ms": 5,
+    "compression.type": "lz4",
+    "queue.buffering.max.kbytes": 65_536,
+    "transaction.timeout.ms": 60_000,
+    "log_level": 0,  # errors are reported as exceptions
+    "socket.timeout.ms": 10_000,
+    "socket.connection.setup.timeout.ms": 10_000,
+}
+
+
+def producer_options(servers: str, options: Mapping[str, Any]) -> dict[str, Any]:
+    """
+    Return a producer's options without those of one slot.
+
+    Raises:
+        InvalidInputError: An option would break what the sink promises.
+    """
+    for name in _SET_BY_SINK:
+        if name in options:
+            raise InvalidInputError(f"the Kafka sink sets {name} itself; leave it out")
+    return {**_DEFAULTS, "bootstrap.servers": servers, **options}
+
+
+def connection_options(servers: str, options: Mapping[str, Any]) -> dict[str, Any]:
+    """Return what any client of the brokers needs: address, security and time-outs."""
+    of_connection = ("security.", "sasl.", "ssl.", "socket.", "client.", "debug", "broker.address.family")
+    chosen = {name: value for name, value in options.items() if name.startswith(of_connection)}
+    times = {name: value for name, value in _DEFAULTS.items() if name.startswith(("socket.", "log_level"))}
+    return {**times, "bootstrap.servers": servers, **chosen}
+
+
+def from_spark(options: Mapping[str, str]) -> tuple[str, str | None, dict[str, Any]]:
+    """
+    Return address, topic and librdkafka's options for the options of Spark's Kafka sink.
+
+    Raises:
+        InvalidInputError: An option is missing, or librdkafka has no equivalent; says what to use.
+    """
+    given = {name.lower(): value for name, value in options.items()}
+    servers = given.pop("kafka.bootstrap.servers", "")
+    if not servers:
+        raise InvalidInputError("format('kafka') needs the option kafka.bootstrap.servers: host:port of the brokers")
+    topic = given.pop("topic", None)
+    found: dict[str, Any] = {}
+    of_kafka = {name[6:]: value for name, value in given.items() if name.startswith("kafka.")}  # Spark ignores others
+    for name, value in of_kafka.items():
+        if name in _STORES and not value.endswith((".p12", ".pfx")):
+            raise InvalidInputError(
+                f"guarantee='exactly-once' publishes with librdkafka, which reads no Java key stores: instead of "
+                f"kafka.{name} use sink(KafkaSink(…, options=…)) with {_STORES[name]}"
+            )
+        if name == "sasl.jaas.config":
+            found |= _of_jaas(value)
+        elif name not in _OWN:
+            found[name] = value
+    return servers, topic, found
+
+
+def _of_jaas(text: str) -> dict[str, str]:
+    pairs = {name: re.sub(r"\\(.)", r"\1", quoted or single) for name, quoted, single in _JAAS.findall(text)}
+    if not {"username", "password"} <= pairs.keys():
+        raise InvalidInputError(
+            "kafka.sasl.jaas.config has no username and password; use sink(KafkaSink(…, options=…)) with librdkafka's "
+            "sasl options"
+        )
+    return {"sasl.username": pairs["username"], "sasl.password": pairs["password"]}

@@ -1,0 +1,118 @@
+"""
+Publishes one slot up to a checkpoint: reads its marker, and publishes what the log has after it.
+
+Whoever does this is right to do it. A checkpoint that exists is never given up but by a rewind, its output is in the
+log, and the sink lets one publisher win; so a driver that was replaced, or a second attempt of a task, publishes what
+the newer one would have published. Only a publisher from before a rewind must not go on.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass
+from itertools import chain
+from typing import NamedTuple, TypeAlias
+
+import pyarrow as pa
+
+from backend_client.sinks.protocol import Marker, Sink, Slot
+from dstl_service.wire import CheckpointRef
+from storage.errors import ConflictError, FencedError
+
+
+class LoggedRecords(NamedTuple):
+    """Records of one change set: the epoch of the driver that logged it, its checkpoint's id, and its batches."""
+
+    epoch: int
+    checkpoint_id: int
+    batches: Iterator[pa.RecordBatch]
+
+
+ReadOutput: TypeAlias = Callable[[CheckpointRef | None], Iterator[LoggedRecords]]
+"""
+Reads a slot's output in the log up to the target, in order; each call reads it again.
+
+The argument is a checkpoint of the target's branch after which to begin; None: read all that the log has.
+"""
+
+
+@dataclass(frozen=True, slots=True)
+class Target:
+    """
+    What is to be published.
+
+    Args:
+        checkpoint: The newest checkpoint whose output is published.
+        starts_branch: Whether it is the checkpoint that the job was rewound to. Before anything is built on that one,
+            all slots are published up to it, even if that adds nothing but the marker.
+    """
+
+    checkpoint: CheckpointRef
+    starts_branch: bool = False
+
+
+def is_due(marker: Marker | None, slot: Slot, target: Target) -> bool:
+    """
+    Return whether a slot has something to publish, if only a marker.
+
+    Raises:
+        FencedError: The job was rewound since; what follows the target is published by a newer driver.
+        ConflictError: The marker is of another job, or the slot was left out after a rewind.
+    """
+    if marker is None:
+        return True
+    if marker.job_uid != slot.job_uid:
+        raise ConflictError(
+            f"slot {slot.number} of sink {slot.sink!r} has the marker of another job ({marker.job_uid}): give each job "
+            "its own sink name"
+        )
+    of_marker, of_target = marker.checkpoint.branch, target.checkpoint.branch
+    if of_marker > of_target:
+        raise FencedError(
+            f"job {slot.job!r} was rewound by epoch {of_marker}: output of checkpoint {target.checkpoint.id} from "
+            "before that is no longer published",
+            epoch=of_target,
+            newer_epoch=of_marker,
+        )
+    if of_marker == of_target:
+        return marker.checkpoint.id < target.checkpoint.id
+    if not target.starts_branch:
+        raise ConflictError(
+            f"slot {slot.number} of sink {slot.sink!r} stands at a checkpoint that job {slot.job!r} gave up by a "
+            "rewind, and was not published after it: its marker was set back or is not this job's"
+        )
+    return True
+
+
+def publish_slot(sink: Sink, slot: Slot, read: ReadOutput, target: Target) -> int:
+    """
+    Publish a slot up to the target; return the number of records, 0 if they were published before.
+
+    Raises:
+        FencedError: Another publisher has opened the slot since, or the job was rewound.
+        UnavailableError: The sink or the log does not answer; nothing is lost, repeat it.
+        ConflictError: The slot's marker does not fit the job.
+    """
+    publisher = sink.open(slot)
+    try:
+        last = publisher.last_published()
+        if not is_due(last, slot, target):
+            return 0
+        if last is None:
+            return publisher.publish(_records(read(None)), Marker(slot.job_uid, slot.number, target.checkpoint))
+        if last.checkpoint.branch == target.checkpoint.branch:
+            new = _not_covered(read(last.checkpoint), last)
+            return publisher.publish(_records(new), last.following(target.checkpoint))
+        found = [(logged.epoch, logged.checkpoint_id) for logged in _not_covered(read(None), last)]
+        new = _not_covered(read(None), last)
+        return publisher.publish(_records(new), last.following(target.checkpoint, found))
+    finally:
+        publisher.close()
+
+
+def _not_covered(logged: Iterable[LoggedRecords], marker: Marker) -> Iterator[LoggedRecords]:
+    return (item for item in logged if not marker.covers(item.epoch, item.checkpoint_id))
+
+
+def _records(logged: Iterable[LoggedRecords]) -> Iterator[pa.RecordBatch]:
+    return chain.from_iterable(item.batches for item in logged)

@@ -1,0 +1,46 @@
+"""
+What a query promises of its output, and which sinks can keep it.
+
+The state is exactly once whatever is chosen.
+"""
+
+from __future__ import annotations
+
+from backend_client.spark.output.outputs import FunctionPlan, OutputPlan
+from backend_client.spark.output.spark_sinks import BatchFunction, ForeachRows
+from storage.errors import InvalidInputError
+
+AT_MOST_ONCE, AT_LEAST_ONCE, EXACTLY_ONCE = "at-most-once", "at-least-once", "exactly-once"
+GUARANTEES = (AT_MOST_ONCE, AT_LEAST_ONCE, EXACTLY_ONCE)
+
+
+def check_guarantee(name: str) -> str:
+    """Return the guarantee of this name; `InvalidInputError` if there is none."""
+    found = str(name).lower().replace("_", "-")
+    if found not in GUARANTEES:
+        raise InvalidInputError(f"guarantee {name!r} is unknown; use one of {', '.join(GUARANTEES)}")
+    return found
+
+
+def function_plan(
+    function: BatchFunction | ForeachRows, guarantee: str | None, abandoned: frozenset[str], *, writes_once: bool
+) -> OutputPlan:
+    """
+    Return the output of a query whose batches a function writes.
+
+    Args:
+        function: The function.
+        guarantee: What the user asked for; None for the most that the function can keep.
+        abandoned: See `outputs.closed_sinks`.
+        writes_once: Whether the function skips a batch that it has written before, as Spark's file sinks do.
+
+    Raises:
+        InvalidInputError: The function cannot keep the guarantee.
+    """
+    if guarantee == EXACTLY_ONCE and not writes_once:
+        raise InvalidInputError(
+            "guarantee='exactly-once' needs a sink that writes once or publishes what a checkpoint holds: a file "
+            "format, format('kafka'), or sink(…) with KafkaSink, PostgresSink, ParquetSink or your own; foreachBatch, "
+            "foreach and Spark's other sinks are 'at-least-once' or 'at-most-once'"
+        )
+    return FunctionPlan(function, guarantee == AT_MOST_ONCE, abandoned)

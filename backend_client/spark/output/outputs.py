@@ -1,0 +1,349 @@
+"""
+Where a query's result goes, and when: before its checkpoint exists, after it, or with it.
+
+*At least once*: the function runs before the checkpoint exists, and again if the batch is executed again. *At most
+once*: it runs after, and never again. *Exactly once*: the rows are logged with the checkpoint, and a sink publishes
+them when it exists.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Protocol
+
+from pyspark.sql import DataFrame
+from pyspark.sql.types import StructType
+
+from backend_client.service.job_session import JobSession
+from backend_client.settings import BackendSettings
+from backend_client.sinks.protocol import Sink, Slot
+from backend_client.sinks.publishing import Target
+from backend_client.spark.output.publisher import BacklogLimits, Publisher
+from backend_client.spark.output.spark_sinks import BatchFunction, ForeachRows
+from backend_client.spark.output.tasks import LOGGED, PUBLISHED, LogReceipt, LogTask, PublishTask
+from backend_client.spark.private.frames import arrow_schema
+from backend_client.spark.shipping import Shipments
+from backend_client.spark.task.task import BatchContext
+from dstl_service.wire import CLOSED_SINK, SINK, ChangeSetRef, CheckpointInfo, CheckpointRef, JobInfo, OperatorInfo
+from storage.errors import DstlError, ErrorKind, InvalidInputError
+from storage.validation import validate_name
+
+PlaceNumbers = Callable[[int], DataFrame]
+"""Returns a frame with the numbers 0 to n - 1, each in a partition of its own."""
+
+
+class LostOutputError(DstlError):
+    """The function of an at-most-once query failed after the checkpoint: the batch's output is lost."""
+
+    kind = ErrorKind.UNAVAILABLE
+
+
+class Output(Protocol):
+    """A query's output on the driver; one batch after the other."""
+
+    @property
+    def operators(self) -> Sequence[OperatorInfo]:
+        """What manifests say of the output."""
+
+    def start(self) -> None:
+        """Begin, before the first batch."""
+
+    def before_batch(self, parallelism: int) -> None:
+        """Wait until the next batch may begin; `parallelism` is that of the last operator in it."""
+
+    def log(self, frame: DataFrame, context: BatchContext) -> Sequence[ChangeSetRef]:
+        """Write the batch's rows to the log; return the change sets that become part of the checkpoint."""
+
+    def before_checkpoint(self, frame: DataFrame, batch_id: int) -> None:
+        """Write the batch's rows while its changes are uploaded."""
+
+    def after_checkpoint(self, frame: DataFrame, checkpoint: CheckpointRef) -> None:
+        """Write or publish the rows of a batch whose checkpoint exists."""
+
+    def stop_waiting(self) -> None:
+        """Let no batch wait any more: the query is being stopped."""
+
+    def drain(self, timeout_s: float | None = None) -> bool:
+        """Wait until everything is published; return whether it is."""
+
+    def close(self) -> None:
+        """Release what the output holds."""
+
+
+@dataclass(frozen=True, slots=True)
+class FunctionOutput:
+    """
+    A function that gets each batch's rows.
+
+    Args:
+        function: The function.
+        at_most_once: Whether it runs after the checkpoint, and never again.
+        operators: Sinks of former queries.
+    """
+
+    function: BatchFunction
+    at_most_once: bool = False
+    operators: Sequence[OperatorInfo] = ()
+
+    def start(self) -> None:
+        """Do nothing."""
+
+    def before_batch(self, parallelism: int) -> None:
+        """Do nothing."""
+
+    def log(self, frame: DataFrame, context: BatchContext) -> Sequence[ChangeSetRef]:
+        """Return nothing: the rows are not logged."""
+        return ()
+
+    def before_checkpoint(self, frame: DataFrame, batch_id: int) -> None:
+        """Call the function if it runs at least once."""
+        if not self.at_most_once:
+            self.function(frame, batch_id)
+
+    def after_checkpoint(self, frame: DataFrame, checkpoint: CheckpointRef) -> None:
+        """
+        Call the function if it runs at most once.
+
+        Raises:
+            LostOutputError: It failed; it is not called again for this batch.
+        """
+        if not self.at_most_once:
+            return
+        try:
+            self.function(frame, checkpoint.id)
+        except Exception as error:
+            raise LostOutputError(
+                f"the output of batch {checkpoint.id} is lost in whole or in part, as guarantee='at-most-once' allows: "
+                f"{error}"
+            ) from error
+
+    def stop_waiting(self) -> None:
+        """Do nothing."""
+
+    def drain(self, timeout_s: float | None = None) -> bool:
+        """Return true."""
+        return True
+
+    def close(self) -> None:
+        """Do nothing."""
+
+
+class SinkOutput:
+    """
+    A sink that publishes what is logged with the checkpoints.
+
+    Args:
+        plan: The sink, as the user asked for it.
+        settings: The job's settings.
+        session: The query's ownership of its job.
+        shipments: Sends the sink to tasks.
+        place_numbers: Places the tasks that publish.
+    """
+
+    def __init__(
+        self,
+        plan: SinkPlan,
+        settings: BackendSettings,
+        session: JobSession,
+        shipments: Shipments,
+        place_numbers: PlaceNumbers,
+    ) -> None:
+        self._plan = plan
+        self._settings = settings
+        self._session = session
+        self._parcel = shipments.parcel(plan.sink)
+        self._place_numbers = place_numbers
+        self._closed = closed_sinks(session.latest, plan.name, plan.system, plan.abandoned)
+        self._logged_bytes = 0
+        latest = session.latest
+        self._known = _stored(latest).get(plan.name)
+        self._slots = plan.slots if self._known is None else max(plan.slots, self._known.parallelism)
+        tables = [info for info in latest.operators if not info.is_sink] if latest is not None else []
+        self._parallelism = tables[-1].parallelism if tables else None
+        known = None if self._known is None or self._known.kind != SINK else self._known.published
+        self._publisher = Publisher(f"sink {plan.name!r}", self._publish, plan.limits, known)
+
+    def start(self) -> None:
+        """
+        Have published what an earlier run left; wait for it if later output relies on it.
+
+        Raises:
+            UnavailableError: The sink cannot be reached after a rewind or a change of its slots.
+        """
+        latest = self._session.latest
+        if latest is not None and self._known is not None:
+            self._publisher.submit(Target(latest.ref, latest.rewound_from is not None), 0)
+            if latest.rewound_from is not None or self._known.parallelism != self._plan.slots:
+                self._publisher.drain()
+        self._slots = self._plan.slots
+
+    @property
+    def operators(self) -> Sequence[OperatorInfo]:
+        """The sink, up to where it has published, and sinks of former queries."""
+        plan = self._plan
+        own = OperatorInfo(plan.name, plan.slots, plan.system, {}, kind=SINK, published=self._publisher.published)
+        return (own, *self._closed)
+
+    def before_batch(self, parallelism: int) -> None:
+        """Wait for room in the backlog; if keys move to other slots, until everything before is published."""
+        if self._parallelism not in (None, parallelism):
+            self._publisher.drain()
+        self._parallelism = parallelism
+        self._publisher.wait_for_room()
+
+    def log(self, frame: DataFrame, context: BatchContext) -> Sequence[ChangeSetRef]:
+        """Write the batch's rows to the log."""
+        assert self._parallelism is not None
+        task = LogTask(self._plan.name, self._plan.slots, self._parallelism, context)
+        receipts = [LogReceipt.from_json(row[0]) for row in frame.mapInArrow(task.__call__, LOGGED).collect()]
+        refs = [ref for receipt in receipts for ref in receipt.refs]
+        self._logged_bytes = sum(ref.size_bytes for ref in refs)
+        return refs
+
+    def before_checkpoint(self, frame: DataFrame, batch_id: int) -> None:
+        """Do nothing: no reader may see the rows yet."""
+
+    def after_checkpoint(self, frame: DataFrame, checkpoint: CheckpointRef) -> None:
+        """Have the checkpoint's output published."""
+        self._publisher.submit(Target(checkpoint), self._logged_bytes)
+
+    def stop_waiting(self) -> None:
+        """Let no batch wait any more."""
+        self._publisher.stop_waiting()
+
+    def drain(self, timeout_s: float | None = None) -> bool:
+        """Wait until everything is published. Raises as `Publisher.drain`."""
+        return self._publisher.drain(timeout_s)
+
+    def close(self) -> None:
+        """Stop publishing; what is left is published by the next start."""
+        self._publisher.close()
+
+    def _publish(self, target: Target) -> int:
+        columns = arrow_schema(self._plan.schema)
+        task = PublishTask(self._settings, self._session.job_uid, self._plan.name, self._parcel, target, columns)
+        rows = self._place_numbers(self._slots).mapInArrow(task.__call__, PUBLISHED).collect()
+        return sum(row[0] for row in rows)
+
+
+@dataclass(frozen=True, slots=True)
+class FunctionPlan:
+    """A function as output, before the query takes its job over; see `FunctionOutput`."""
+
+    function: BatchFunction | ForeachRows
+    at_most_once: bool = False
+    abandoned: frozenset[str] = frozenset()
+
+    def check(self, settings: BackendSettings, job: JobInfo | None, shipments: Shipments) -> None:
+        """Check that the function can be sent to tasks, and what `closed_sinks` checks; `InvalidInputError` if not."""
+        closed_sinks(job.latest if job else None, "", "", self.abandoned)
+        if isinstance(self.function, ForeachRows):
+            self.function.shipped(shipments)
+
+    def open(
+        self,
+        settings: BackendSettings,
+        session: JobSession,
+        shipments: Shipments,
+        place_numbers: PlaceNumbers,
+    ) -> Output:
+        """Return the output of a query that owns its job."""
+        function = self.function
+        shipped = function.shipped(shipments) if isinstance(function, ForeachRows) else function
+        closed = closed_sinks(session.latest, "", "", self.abandoned)
+        return FunctionOutput(shipped, self.at_most_once, closed)
+
+
+@dataclass(frozen=True, slots=True)
+class SinkPlan:
+    """
+    A sink as output, before the query takes its job over.
+
+    Args:
+        sink: The sink.
+        name: Its name within the job.
+        slots: Number of slots.
+        schema: The query's output columns.
+        limits: Bounds of what is unpublished.
+    """
+
+    sink: Sink
+    name: str
+    slots: int
+    schema: StructType
+    limits: BacklogLimits = field(default_factory=BacklogLimits)
+    abandoned: frozenset[str] = frozenset()
+
+    def __post_init__(self) -> None:
+        validate_name("sink", self.name)
+        if not 1 <= self.slots <= 1024:
+            raise InvalidInputError(f"a sink has 1 to 1024 slots, got {self.slots}")
+
+    @property
+    def system(self) -> str:
+        """What kind of sink it is. Another kind would begin with markers of its own, and publish output twice."""
+        return type(self.sink).__qualname__
+
+    def check(self, settings: BackendSettings, job: JobInfo | None, shipments: Shipments) -> None:
+        """Check that the sink can be used; raises as `Sink.check` and `closed_sinks`."""
+        closed_sinks(job.latest if job else None, self.name, self.system, self.abandoned)
+        shipments.parcel(self.sink)
+        slots = [Slot(settings.job, job.job_uid if job else "", self.name, number) for number in range(self.slots)]
+        self.sink.check(arrow_schema(self.schema), slots)
+
+    def open(
+        self,
+        settings: BackendSettings,
+        session: JobSession,
+        shipments: Shipments,
+        place_numbers: PlaceNumbers,
+    ) -> Output:
+        """Return the output of a query that owns its job."""
+        # A slot is logged as a key group.
+        plan = replace(self, slots=min(self.slots, session.max_parallelism))
+        return SinkOutput(plan, settings, session, shipments, place_numbers)
+
+
+OutputPlan = FunctionPlan | SinkPlan
+
+
+def closed_sinks(
+    latest: CheckpointInfo | None, name: str, system: str, abandoned: frozenset[str]
+) -> tuple[OperatorInfo, ...]:
+    """
+    Return the stored sinks that a query no longer has, as closed ones.
+
+    Args:
+        latest: The job's newest checkpoint.
+        name: Name of the query's sink; empty without one.
+        system: What kind of sink it is.
+        abandoned: Sinks whose unpublished output the user gave up.
+
+    Raises:
+        InvalidInputError: Output of one may be unpublished, and the user did not give it up; or the query's sink was of
+            another kind.
+    """
+    closed = []
+    for stored in _stored(latest).values():
+        assert latest is not None
+        if stored.name == name:
+            if stored.kind == SINK and stored.key_schema != system:
+                raise InvalidInputError(
+                    f"sink {name!r} was a {stored.key_schema}, now it is a {system}: give the new one another name"
+                )
+        elif stored.kind == CLOSED_SINK:
+            closed.append(stored)
+        elif stored.name in abandoned:
+            closed.append(replace(stored, kind=CLOSED_SINK, published=latest.ref.id))
+        else:
+            raise InvalidInputError(
+                f"the query no longer has sink {stored.name!r}, to which output up to batch {latest.ref.id} may still "
+                "have to be published: start and stop it once more with that sink, which publishes everything, and "
+                f"then add option('abandonOutput', {stored.name!r})"
+            )
+    return tuple(closed)
+
+
+def _stored(latest: CheckpointInfo | None) -> dict[str, OperatorInfo]:
+    return {info.name: info for info in latest.operators if info.is_sink} if latest else {}

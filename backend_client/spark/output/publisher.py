@@ -1,0 +1,185 @@
+"""
+Publishes the output of checkpoints in the background, oldest first, while the next batches are computed.
+
+Each checkpoint is one Spark job with one task per slot; the next one starts when all slots are published, so that
+records of one key keep their order even if the key moves to another slot. What fails is repeated until it succeeds:
+nothing is lost meanwhile, because the log keeps what is not published. Batches wait while too much is unpublished.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+import time
+from collections import deque
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from backend_client.sinks.publishing import Target
+from storage.errors import InvalidInputError, UnavailableError
+
+logger = logging.getLogger("backend_client")
+
+_FIRST_PAUSE_S, _PAUSE_MAX_S = 0.5, 15.0
+_REPORTED_EVERY_S = 60.0
+
+Publish = Callable[[Target], int]
+"""Publishes all slots up to a checkpoint; returns the number of records."""
+
+
+@dataclass(frozen=True, slots=True)
+class BacklogLimits:
+    """
+    How much may be unpublished before batches wait, and how long the end of a query waits for it.
+
+    Args:
+        checkpoints: Most checkpoints.
+        size_bytes: Most bytes in the log; the last checkpoint may exceed it.
+        patience_s: Seconds that a query's end, and a batch that must not begin before, wait for the sink.
+    """
+
+    checkpoints: int = 8
+    size_bytes: int = 1 << 30
+    patience_s: float = 600.0
+
+    def __post_init__(self) -> None:
+        for name in ("checkpoints", "size_bytes", "patience_s"):
+            if not getattr(self, name) > 0:
+                raise InvalidInputError(f"{name} of a sink's backlog must be above 0, got {getattr(self, name)!r}")
+
+
+class Publisher:
+    """
+    Publishes one query's checkpoints in a thread of its own.
+
+    Args:
+        name: Name of the sink, for messages.
+        publish: Publishes up to a checkpoint.
+        limits: Bounds of the backlog.
+        published: Id of the newest checkpoint known to be published; None if none is known.
+    """
+
+    def __init__(self, name: str, publish: Publish, limits: BacklogLimits, published: int | None) -> None:
+        self._name = name
+        self._publish = publish
+        self._limits = limits
+        self._changed = threading.Condition()
+        self._waiting: deque[tuple[Target, int]] = deque()
+        self._error = ""
+        self._is_closed = self._is_stopping = False
+        self._thread: threading.Thread | None = None
+        self.published = published
+        """Id of the newest checkpoint whose output is published."""
+        self.records = 0
+        """Number of records that this publisher has published."""
+
+    @property
+    def backlog(self) -> tuple[int, int]:
+        """Number of unpublished checkpoints, and bytes of their output in the log."""
+        with self._changed:
+            return len(self._waiting), sum(size for _, size in self._waiting)
+
+    def submit(self, target: Target, size_bytes: int) -> None:
+        """Have a checkpoint published; `size_bytes` is what its output takes in the log."""
+        with self._changed:
+            self._waiting.append((target, size_bytes))
+            if self._thread is None:
+                self._thread = threading.Thread(target=self._work, name="dstl-publisher", daemon=True)
+                self._thread.start()
+            self._changed.notify_all()
+
+    def wait_for_room(self) -> None:
+        """
+        Wait until the next checkpoint's output may be added to the backlog.
+
+        Raises:
+            UnavailableError: The query is being stopped.
+        """
+        with self._changed:
+            self._changed.wait_for(lambda: self._is_closed or self._is_stopping or self._has_room())
+            if not self._has_room():
+                raise UnavailableError(f"the query ends while output for {self._name} is unpublished; it is kept")
+
+    def drain(self, timeout_s: float | None = None) -> bool:
+        """
+        Wait until everything is published; return whether it is, which may be false only with a timeout.
+
+        Raises:
+            UnavailableError: It took longer than the patience; says why. The next start publishes what is left.
+        """
+        with self._changed:
+            patience_s = self._limits.patience_s
+            is_patient = timeout_s is None or timeout_s > patience_s
+            if self._changed.wait_for(lambda: not self._waiting, patience_s if is_patient else timeout_s):
+                return True
+            if not is_patient:
+                return False
+            raise UnavailableError(
+                f"the output of {len(self._waiting)} checkpoint(s) is not published to {self._name} after "
+                f"{patience_s:g} s: {self._error or 'it takes long'}. It is kept in the log; mend the "
+                "cause and start the query again"
+            )
+
+    def stop_waiting(self) -> None:
+        """Let no batch wait any more: the query is being stopped."""
+        with self._changed:
+            self._is_stopping = True
+            self._changed.notify_all()
+
+    def close(self) -> None:
+        """Stop after the current try."""
+        with self._changed:
+            self._is_closed = True
+            self._changed.notify_all()
+
+    def _has_room(self) -> bool:
+        size_bytes = sum(size for _, size in self._waiting)
+        return len(self._waiting) < self._limits.checkpoints and size_bytes < self._limits.size_bytes
+
+    def _work(self) -> None:
+        while True:
+            with self._changed:
+                self._changed.wait_for(lambda: self._is_closed or bool(self._waiting))
+                if self._is_closed:
+                    return
+                target, _ = self._waiting[0]
+            if not self._publish_with_patience(target):
+                return
+            with self._changed:
+                self._waiting.popleft()
+                self._changed.notify_all()
+
+    def _publish_with_patience(self, target: Target) -> bool:
+        """Publish up to a checkpoint, however often it must be tried; return whether it is, and this is not closed."""
+        pause_s, reported_s = _FIRST_PAUSE_S, float("-inf")
+        while not self._is_closed:
+            try:
+                self.records += self._publish(target)
+            except Exception as error:  # noqa: BLE001 - whatever it is, nothing is lost by waiting
+                self._error = _last_line(error)
+                if time.monotonic() - reported_s >= _REPORTED_EVERY_S:
+                    reported_s = time.monotonic()
+                    logger.warning(
+                        "output of checkpoint %d is not published to %s yet, it is tried again: %s",
+                        target.checkpoint.id,
+                        self._name,
+                        self._error,
+                    )
+            else:
+                if reported_s > float("-inf"):
+                    logger.info("output of checkpoint %d is published to %s", target.checkpoint.id, self._name)
+                self.published, self._error = target.checkpoint.id, ""
+                return True
+            with self._changed:
+                self._changed.wait_for(lambda: self._is_closed, pause_s)
+            pause_s = min(2 * pause_s, _PAUSE_MAX_S)
+        return False
+
+
+def _last_line(error: Exception) -> str:
+    """Return an error's text; of one from a task, whose text is a traceback, the line with the error itself."""
+    lines = [line.strip() for line in str(error).splitlines() if line.strip()]
+    named = [line for line in lines if line.startswith("storage.errors.")]
+    if named:
+        return named[-1].partition(": ")[2]
+    return lines[0] if lines else type(error).__name__

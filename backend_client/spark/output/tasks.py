@@ -1,0 +1,127 @@
+"""The tasks of a sink that publishes exactly once: one logs a batch's rows, one publishes a slot from the log."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Iterator
+from dataclasses import asdict, dataclass
+from functools import partial
+
+import pyarrow as pa
+from pyspark import TaskContext
+
+from backend_client.service.job_session import kept_client
+from backend_client.service.log_writer import LogWriter
+from backend_client.service.output_log import read_output
+from backend_client.settings import BackendSettings
+from backend_client.sinks.protocol import Sink, Slot
+from backend_client.sinks.publishing import LoggedRecords, Target, publish_slot
+from backend_client.sinks.records import change_sets, epoch_of, record_batches
+from backend_client.spark.shipping import Parcel
+from backend_client.spark.task.task import BatchContext, is_reachable
+from dstl_service.wire import ChangeSetRef, CheckpointRef, LogTarget
+from storage.key_groups import KeyGroupRange
+
+LOGGED = "receipt string"
+PUBLISHED = "records long"
+
+
+@dataclass(frozen=True, slots=True)
+class LogReceipt:
+    """What a task logged: the references of its change sets, in order, and the number of rows."""
+
+    refs: list[ChangeSetRef]
+    rows: int
+
+    @classmethod
+    def from_json(cls, text: str) -> LogReceipt:
+        """Parse the result of `to_json`."""
+        document = json.loads(text)
+        return cls([ChangeSetRef(**ref) for ref in document["refs"]], document["rows"])
+
+    def to_json(self) -> str:
+        """Return the text that `from_json` reads."""
+        return json.dumps(asdict(self), separators=(",", ":"))
+
+
+@dataclass(frozen=True, slots=True)
+class LogTask:
+    """
+    The function that ``mapInArrow`` runs on a batch's result: it writes a partition's rows to the log.
+
+    Args:
+        sink: Name of the sink.
+        slots: Its number of slots.
+        parallelism: Number of partitions of the last operator. Both passes' partitions of a number use one slot.
+        batch: The batch.
+    """
+
+    sink: str
+    slots: int
+    parallelism: int
+    batch: BatchContext
+
+    def __call__(self, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        """Yield one row with the receipt, or none if there were no rows."""
+        context = TaskContext.get()
+        assert context is not None
+        batch, settings = self.batch, self.batch.settings
+        slot = context.partitionId() % self.parallelism * self.slots // self.parallelism
+        target = LogTarget(
+            settings.job,
+            self.sink,
+            batch.checkpoint_id,
+            batch.epoch,
+            context.taskAttemptId(),
+            context.partitionId(),
+            KeyGroupRange(slot, slot),
+            batch.job_uid,
+        )
+        writer = LogWriter(kept_client(settings), target)
+        size_bytes, rows = settings.preemptive_bytes, 0
+        for changes, count in change_sets(batches, slot, batch.epoch, size_bytes):
+            writer.append(changes, preemptive=sum(len(value or b"") for value in changes.values()) >= size_bytes)
+            rows += count
+        if not writer.refs:
+            return
+        if not is_reachable(batch, writer.refs):
+            writer.make_durable()
+        yield pa.RecordBatch.from_pydict({"receipt": [LogReceipt(writer.refs, rows).to_json()]})
+
+
+@dataclass(frozen=True, slots=True)
+class PublishTask:
+    """
+    The function that ``mapInArrow`` runs to publish one slot.
+
+    Args:
+        settings: The job's settings.
+        job_uid: The job's uid.
+        name: Name of the sink.
+        sink: The sink.
+        target: Up to where to publish.
+        columns: The query's output columns.
+    """
+
+    settings: BackendSettings
+    job_uid: str
+    name: str
+    sink: Parcel
+    target: Target
+    columns: pa.Schema
+
+    def __call__(self, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        """Publish the slots whose numbers the rows have; yield the number of records of each."""
+        sink: Sink = self.sink.unpack()
+        for batch in batches:
+            for number in batch.column(0).to_pylist():
+                slot = Slot(self.settings.job, self.job_uid, self.name, number, self.columns)
+                records = publish_slot(sink, slot, partial(self._read, slot), self.target)
+                yield pa.RecordBatch.from_pydict({"records": pa.array([records], pa.int64())})
+
+    def _read(self, slot: Slot, after: CheckpointRef | None) -> Iterator[LoggedRecords]:
+        client = kept_client(self.settings)
+        for checkpoint_id, source, changes in read_output(
+            client, slot.job, slot.sink, slot.number, after, self.target.checkpoint
+        ):
+            yield LoggedRecords(epoch_of(changes, source), checkpoint_id, record_batches(changes, source))

@@ -1,0 +1,259 @@
+"""Output that is published exactly once: what readers of the sink see after crashes at every step."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from pyspark.errors import StreamingQueryException
+from pyspark.sql import DataFrame, SparkSession
+
+from backend_client import ChangelogStateBackend
+from backend_client.service.job_session import JobSession
+from backend_client.spark.api.plan import StatefulDataFrame
+from dstl_service.cli import main
+from dstl_service.registry.job_store import JobStore
+from storage.clock import SystemClock, SystemIds
+from storage.errors import InvalidInputError, LostChangesError, UnavailableError
+from storage.open import open_store
+from tests.e2e.support import OUTPUT, Totals, expected_output, random_input, read_input, write_input
+from tests.waiting import wait_until
+from tools.servers.sqlite_sink import SqliteSink
+
+pytestmark = pytest.mark.e2e
+
+Backends = Callable[..., ChangelogStateBackend]
+FILES = random_input(seed=51, batches=4, rows=40, keys=8)
+
+
+def totals(backend: ChangelogStateBackend, stream: DataFrame) -> StatefulDataFrame:
+    return backend.transform_with_state(stream.groupBy("k"), Totals(), OUTPUT, "Update", "None")
+
+
+def rows_of_batches(batches: list[Any], begin: int = 0) -> list[Any]:
+    output = expected_output(batches)
+    return sorted((row for batch in range(begin, len(batches)) for row in output[batch]), key=repr)
+
+
+def expected(upto: int) -> list[Any]:
+    return rows_of_batches(FILES[:upto])
+
+
+def published(sink: SqliteSink) -> list[Any]:
+    return sorted(((row["k"], row["n"], row["s"]) for row in sink.records()), key=repr)
+
+
+@pytest.fixture
+def run(spark: SparkSession, make_backend: Backends, tmp_path: Path) -> Callable[..., None]:
+    """Return a function that runs the query over the first input files, to its end."""
+
+    def run_upto(sink: SqliteSink, upto: int, parallelism: int = 2, **options: Any) -> None:
+        write_input(tmp_path / "in", FILES[:upto])
+        result = totals(make_backend(parallelism=parallelism), read_input(spark, tmp_path / "in"))
+        writer = result.writeStream.sink(sink, **{"slots": 2, "patience_s": 60, **options})
+        query = writer.option("checkpointLocation", str(tmp_path / "chk")).trigger(availableNow=True).start()
+        query.awaitTermination()
+
+    return run_upto
+
+
+def test_each_record_is_published_once(
+    run: Callable[..., None], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """I14: every batch is executed twice, and the query is restarted with other parallelism and slots."""
+    lost: set[int] = set()
+    complete = JobSession.complete
+
+    def failing(self: JobSession, checkpoint_id: int, plan: Any) -> Any:
+        if checkpoint_id not in lost:
+            lost.add(checkpoint_id)
+            raise LostChangesError("the test lost it")
+        return complete(self, checkpoint_id, plan)
+
+    monkeypatch.setattr(JobSession, "complete", failing)
+    sink = SqliteSink(str(tmp_path / "out.db"))
+    run(sink, 2)
+    assert published(sink) == expected(2)
+    run(sink, 3, parallelism=3, slots=3)
+    run(sink, 4, parallelism=1, slots=1)
+    assert published(sink) == expected(4)
+    assert lost == {0, 1, 2, 3}
+
+
+def test_what_a_crash_left_is_published_by_the_next_start(run: Callable[..., None], tmp_path: Path) -> None:
+    """The crash between checkpoint and publish, which loses output where a sink commits on notification."""
+    sink = SqliteSink(str(tmp_path / "out.db"))
+    run(sink, 1)
+    down = tmp_path / "out.db.down"
+    down.touch()
+    with pytest.raises(UnavailableError, match=r"not published to sink 'output' after 1 s: .*is switched off"):
+        run(sink, 3, patience_s=1)
+    down.unlink()
+    assert published(sink) == expected(1)
+    run(sink, 3)
+    assert published(sink) == expected(3)
+
+
+def test_batches_wait_while_the_sink_is_away_and_go_on_when_it_is_back(
+    spark: SparkSession, make_backend: Backends, tmp_path: Path
+) -> None:
+    """No more than the allowed checkpoints are unpublished; the query needs no restart."""
+    sink = SqliteSink(str(tmp_path / "out.db"))
+    down = tmp_path / "out.db.down"
+    write_input(tmp_path / "in", FILES)
+    backend = make_backend()
+    result = totals(backend, read_input(spark, tmp_path / "in"))
+    down.touch()
+    writer = result.writeStream.sink(sink, slots=2, backlog_checkpoints=2)
+    query = writer.option("checkpointLocation", str(tmp_path / "chk")).start()
+    try:
+        wait_until(lambda: len(backend.recent_progress) == 2)
+        assert query.isActive
+        assert not sink.records()
+        down.unlink()
+        query.processAllAvailable()
+        assert published(sink) == expected(4)
+    finally:
+        query.stop()
+
+
+def test_a_query_can_be_stopped_while_its_sink_is_away(
+    spark: SparkSession, make_backend: Backends, tmp_path: Path, run: Callable[..., None]
+) -> None:
+    """`stop` says what is left; the next start publishes it."""
+    sink = SqliteSink(str(tmp_path / "out.db"))
+    down = tmp_path / "out.db.down"
+    write_input(tmp_path / "in", FILES)
+    backend = make_backend()
+    result = totals(backend, read_input(spark, tmp_path / "in"))
+    down.touch()
+    writer = result.writeStream.sink(sink, slots=2, backlog_checkpoints=1, patience_s=1)
+    query = writer.option("checkpointLocation", str(tmp_path / "chk")).start()
+    wait_until(lambda: len(backend.recent_progress) == 1)
+    with pytest.raises(UnavailableError, match="is kept in the log; mend the cause"):
+        query.stop()
+    assert not query.isActive
+    down.unlink()
+    run(sink, 4)
+    assert published(sink) == expected(4)
+
+
+def test_a_rewind_publishes_new_output_and_nothing_old_twice(
+    run: Callable[..., None], tmp_path: Path, make_backend: Backends
+) -> None:
+    """Ids come again after a rewind: their checkpoints are others, and so are their markers."""
+    sink = SqliteSink(str(tmp_path / "out.db"))
+    run(sink, 2)
+    before = rows_of_batches([FILES[0], FILES[1]])
+    for upto in (3, 4):
+        set_back(tmp_path, "--checkpoint", "0")
+        run(sink, upto)  # all files after the first are one batch now
+        joined = [row for file in FILES[1:upto] for row in file]
+        before = sorted([*before, *rows_of_batches([FILES[0], joined], begin=1)], key=repr)
+        assert published(sink) == before
+    set_back(tmp_path, "--savepoint", first_savepoint(tmp_path))
+    run(sink, 4)  # what the first branch had published is not published again, only the next batch's output
+    new = rows_of_batches([FILES[0], FILES[1], [*FILES[2], *FILES[3]]], begin=2)
+    assert published(sink) == sorted([*before, *new], key=repr)
+
+
+def test_a_sink_is_not_left_with_unpublished_output_unnoticed(
+    run: Callable[..., None], spark: SparkSession, make_backend: Backends, tmp_path: Path
+) -> None:
+    """A query without its former sink starts only if the user gives up what may be unpublished."""
+    run(SqliteSink(str(tmp_path / "out.db")), 2)
+    write_input(tmp_path / "in", FILES)
+
+    def start(**options: str) -> Any:
+        result = totals(make_backend(), read_input(spark, tmp_path / "in"))
+        writer = result.writeStream.foreachBatch(lambda batch, _: None).options(**options)
+        return writer.option("checkpointLocation", str(tmp_path / "chk")).trigger(availableNow=True).start()
+
+    with pytest.raises(InvalidInputError, match="no longer has sink 'output', to which output up to batch 1"):
+        start()
+    start(abandonOutput="output").awaitTermination()
+    start().awaitTermination()
+
+
+@pytest.mark.parametrize(("guarantee", "calls"), [("at-least-once", 2), ("at-most-once", 1)])
+def test_functions_run_before_or_after_the_checkpoint(
+    spark: SparkSession,
+    make_backend: Backends,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    guarantee: str,
+    calls: int,
+) -> None:
+    """At least once: again with each try of the batch; at most once: only when the checkpoint exists."""
+    lost: list[int] = []
+    complete = JobSession.complete
+
+    def failing(self: JobSession, checkpoint_id: int, plan: Any) -> Any:
+        if not lost:
+            lost.append(checkpoint_id)
+            raise LostChangesError("the test lost it")
+        return complete(self, checkpoint_id, plan)
+
+    monkeypatch.setattr(JobSession, "complete", failing)
+    seen: list[int] = []
+    write_input(tmp_path / "in", FILES[:1])
+    result = totals(make_backend(), read_input(spark, tmp_path / "in"))
+    writer = result.writeStream.foreachBatch(lambda batch, _: seen.append(batch.count())).guarantee(guarantee)
+    writer.option("checkpointLocation", str(tmp_path / "chk")).trigger(availableNow=True).start().awaitTermination()
+    assert seen == [len(expected(1))] * calls
+
+
+def test_output_lost_at_most_once_is_not_written_again(
+    spark: SparkSession, make_backend: Backends, tmp_path: Path
+) -> None:
+    """The function fails after the checkpoint: the query ends with its error, and the next start goes on after it."""
+    write_input(tmp_path / "in", FILES[:1])
+
+    def start(function: Any) -> Any:
+        result = totals(make_backend(), read_input(spark, tmp_path / "in"))
+        writer = result.writeStream.foreachBatch(function).guarantee("at-most-once")
+        return writer.option("checkpointLocation", str(tmp_path / "chk")).trigger(availableNow=True).start()
+
+    def failing(batch: DataFrame, batch_id: int) -> None:
+        raise RuntimeError("the system is away")
+
+    with pytest.raises(StreamingQueryException, match=r"output of batch 0 is lost .*the system is away"):
+        start(failing).awaitTermination()
+    seen: list[int] = []
+    write_input(tmp_path / "in", FILES[:2])
+    start(lambda batch, batch_id: seen.append(batch_id)).awaitTermination()
+    assert seen == [1]
+
+
+def test_guarantees_that_cannot_be_kept_are_refused(
+    spark: SparkSession, make_backend: Backends, tmp_path: Path
+) -> None:
+    """The errors say what to use instead."""
+    write_input(tmp_path / "in", FILES[:1])
+    result = totals(make_backend(), read_input(spark, tmp_path / "in"))
+    location = str(tmp_path / "chk")
+    writer = result.writeStream.option("checkpointLocation", location)
+    with pytest.raises(InvalidInputError, match="needs a sink that writes once or publishes"):
+        writer.foreachBatch(lambda batch, _: None).guarantee("exactly-once").start()
+    with pytest.raises(InvalidInputError, match="'sometimes' is unknown; use one of at-most-once"):
+        result.writeStream.option("guarantee", "sometimes").format("noop").option(
+            "checkpointLocation", location
+        ).start()
+    with pytest.raises(InvalidInputError, match="publishes exactly once; it cannot be 'at-most-once'"):
+        sink = SqliteSink(str(tmp_path / "out.db"))
+        result.writeStream.sink(sink).guarantee("at-most-once").option("checkpointLocation", location).start()
+
+
+def set_back(tmp_path: Path, kind: str, target: str) -> None:
+    """Rewind the stopped job."""
+    storage = f"file://{tmp_path / 'store'}"
+    assert main(["rewind", "--storage", storage, kind, target, "--write", "job"]) == 0
+
+
+def first_savepoint(tmp_path: Path) -> str:
+    """Return the savepoint of the first branch's end."""
+    job_store = JobStore(open_store(f"file://{tmp_path / 'store'}"), "job", SystemClock(), SystemIds())
+    job_store.open(None)
+    return next(name for name, manifest in job_store.savepoints.all() if manifest.ref.branch == 0)

@@ -1,0 +1,58 @@
+"""Options of Spark's Kafka sink for librdkafka."""
+
+from __future__ import annotations
+
+import pytest
+
+from backend_client.sinks.kafka import KafkaSink
+from backend_client.sinks.kafka_options import connection_options, from_spark, producer_options
+from storage.errors import InvalidInputError
+
+
+def test_spark_options_become_those_of_librdkafka() -> None:
+    """A query changes its guarantee, not its options."""
+    jaas = 'org.apache.kafka.common.security.scram.ScramLoginModule required username="ann" password="a\\"b=\\\\c";'
+    options = {
+        "kafka.bootstrap.servers": "b:1",
+        "topic": "t",
+        "kafka.security.protocol": "SASL_SSL",
+        "kafka.sasl.mechanism": "SCRAM-SHA-512",
+        "kafka.sasl.jaas.config": jaas,
+        "kafka.acks": "1",
+        "includeHeaders": "true",
+    }
+    servers, topic, found = from_spark(options)
+    assert (servers, topic) == ("b:1", "t")
+    assert found == {
+        "security.protocol": "SASL_SSL",
+        "sasl.mechanism": "SCRAM-SHA-512",
+        "sasl.username": "ann",
+        "sasl.password": 'a"b=\\c',
+    }
+    sink = KafkaSink.from_spark_options(options)
+    assert sink == KafkaSink("b:1", "t", found)
+    assert "a\\" not in repr(sink)
+    assert connection_options("b:1", found)["sasl.username"] == "ann"
+    assert "partitioner" not in connection_options("b:1", found)
+    assert producer_options("b:1", found)["partitioner"] == "murmur2_random"
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"topic": "t"}, "needs the option kafka.bootstrap.servers"),
+        ({"kafka.bootstrap.servers": "b", "kafka.ssl.truststore.location": "t.jks"}, r"with ssl\.ca\.location"),
+        ({"kafka.bootstrap.servers": "b", "kafka.sasl.jaas.config": "x required;"}, "has no username and password"),
+    ],
+)
+def test_options_without_an_equivalent_are_refused(options: dict[str, str], message: str) -> None:
+    """The error says what to use."""
+    with pytest.raises(InvalidInputError, match=message):
+        from_spark(options)
+
+
+@pytest.mark.parametrize("name", ["transactional.id", "enable.idempotence", "acks"])
+def test_options_that_the_sink_needs_are_its_own(name: str) -> None:
+    """With others, records could be lost or doubled."""
+    with pytest.raises(InvalidInputError, match=name):
+        producer_options("b", {name: "x"})

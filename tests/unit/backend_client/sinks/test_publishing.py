@@ -1,0 +1,148 @@
+"""What is published after which crash, and by whom."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+
+import pyarrow as pa
+import pytest
+
+from backend_client.sinks.protocol import Marker, Sink, Slot, SlotPublisher
+from backend_client.sinks.publishing import LoggedRecords, Target, is_due, publish_slot
+from dstl_service.wire import BRANCH_GENERATIONS, CheckpointRef
+from storage.errors import ConflictError, FencedError, InvalidInputError
+
+SLOT = Slot("job", "uid", "output", 3)
+
+
+def ref(checkpoint_id: int, branch: int = 0) -> CheckpointRef:
+    return CheckpointRef(checkpoint_id, branch * BRANCH_GENERATIONS, f"m{checkpoint_id}-{branch}")
+
+
+class MemorySink(Sink):
+    """Keeps a slot's marker and records in this process."""
+
+    def __init__(self, marker: Marker | None = None) -> None:
+        self.marker = marker
+        self.records: list[int] = []
+        self.closed = 0
+
+    def check(self, columns: pa.Schema, slots: object) -> None:
+        """Do nothing."""
+
+    def open(self, slot: Slot) -> SlotPublisher:
+        """Return the only publisher."""
+        return MemoryPublisher(self)
+
+
+class MemoryPublisher(SlotPublisher):
+    def __init__(self, sink: MemorySink) -> None:
+        self._sink = sink
+
+    def last_published(self) -> Marker | None:
+        """Return the sink's marker."""
+        return self._sink.marker
+
+    def publish(self, records: Iterable[pa.RecordBatch], marker: Marker) -> int:
+        """Add the records."""
+        new = [value for batch in records for value in batch.column(0).to_pylist()]
+        self._sink.records += new
+        self._sink.marker = marker
+        return len(new)
+
+    def close(self) -> None:
+        """Count."""
+        self._sink.closed += 1
+
+
+LOG = {(1, 0): [10], (1, 1): [11], (1, 2): [12], (7, 1): [71], (7, 2): [72]}
+"""Output by epoch and checkpoint id; epoch 7 began by a rewind to checkpoint 0."""
+
+
+def reader(asked: list[CheckpointRef | None], *, epochs: tuple[int, ...], to: int) -> object:
+    def read(after: CheckpointRef | None) -> Iterator[LoggedRecords]:
+        asked.append(after)
+        for (epoch, checkpoint_id), values in LOG.items():
+            if epoch in epochs and checkpoint_id <= to:
+                yield LoggedRecords(epoch, checkpoint_id, iter([pa.record_batch({"v": values})]))
+
+    return read
+
+
+def publish(sink: MemorySink, target: Target, epochs: tuple[int, ...] = (1,)) -> list[CheckpointRef | None]:
+    asked: list[CheckpointRef | None] = []
+    publish_slot(sink, SLOT, reader(asked, epochs=epochs, to=target.checkpoint.id), target)  # type: ignore[arg-type]
+    return asked
+
+
+def test_everything_is_published_once() -> None:
+    """A repeated call publishes nothing, a later one only what is new; each closes the publisher."""
+    sink = MemorySink()
+    assert publish(sink, Target(ref(1))) == [None]
+    assert publish(sink, Target(ref(1))) == []
+    assert publish(sink, Target(ref(0))) == []
+    assert publish(sink, Target(ref(2))) == [ref(1)]
+    assert sink.records == [10, 11, 12]
+    assert sink.closed == 4
+    assert sink.marker == Marker("uid", 3, ref(2))
+
+
+def test_rewinds_publish_new_output_and_nothing_twice() -> None:
+    """Back to 0 after 1 was published, new output, then forward to the first branch's checkpoint 2."""
+    sink = MemorySink()
+    publish(sink, Target(ref(1)))
+    publish(sink, Target(ref(0, 7), starts_branch=True))
+    assert sink.records == [10, 11]
+    publish(sink, Target(ref(1, 7)), epochs=(7,))
+    assert sink.records == [10, 11, 71]
+    publish(sink, Target(ref(2, 9), starts_branch=True), epochs=(1,))
+    assert sink.records == [10, 11, 71, 12]
+    assert sink.marker == Marker("uid", 3, ref(2, 9), ((0, 2), (7, 1)))
+    publish(sink, Target(ref(2, 11), starts_branch=True), epochs=(7,))
+    assert sink.records == [10, 11, 71, 12, 72]
+    publish(sink, Target(ref(2, 13), starts_branch=True), epochs=(1,))
+    assert sink.records == [10, 11, 71, 12, 72]
+
+
+def test_publisher_from_before_a_rewind_stops() -> None:
+    """A driver that was paused over a rewind must not publish what was given up."""
+    sink = MemorySink(Marker("uid", 3, ref(0, 7), ((0, 1),)))
+    with pytest.raises(FencedError, match="was rewound by epoch 7: output of checkpoint 2"):
+        publish(sink, Target(ref(2)))
+    assert sink.closed == 1
+
+
+@pytest.mark.parametrize(
+    ("marker", "message"),
+    [
+        (Marker("other", 3, ref(0)), "has the marker of another job"),
+        (Marker("uid", 3, ref(5)), "was not published after it"),
+    ],
+)
+def test_markers_that_do_not_fit_are_errors(marker: Marker, message: str) -> None:
+    """Nothing is guessed: publishing from there could lose or repeat output."""
+    with pytest.raises(ConflictError, match=message):
+        is_due(marker, SLOT, Target(ref(1, 7)))
+
+
+@pytest.mark.parametrize("earlier", [(), ((0, 4),), ((0, 4), (12, 9))])
+def test_marker_travels_as_text(earlier: tuple[tuple[int, int], ...]) -> None:
+    """Sinks store one line of text."""
+    marker = Marker("u-1", 3, ref(5, 20), earlier)
+    assert Marker.parse(marker.to_text()) == marker
+
+
+@pytest.mark.parametrize("text", ["", "u 1", "u 1 5.0.x 3", "u 1 5.0.x 1:2,", "u 1 5.0.x\n", "u 99999999 5.0.x"])
+def test_other_texts_are_no_markers(text: str) -> None:
+    """A marker that cannot be read is an error, never a missing one."""
+    with pytest.raises(InvalidInputError):
+        Marker.parse(text)
+
+
+def test_marker_of_many_rewinds_stays_short() -> None:
+    """At most 1,000 characters, whatever happened."""
+    marker = Marker("x" * 36, 32767, CheckpointRef(10**15, 10**15, "u" * 32))
+    for branch in range(1, 60):
+        marker = marker.following(CheckpointRef(10**12 + branch, (10**9 + branch) * BRANCH_GENERATIONS, "u" * 32))
+    assert len(marker.to_text()) < 1000
+    assert Marker.parse(marker.to_text()) == marker

@@ -1,0 +1,108 @@
+"""The publisher's order, patience and back-pressure."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterator
+
+import pytest
+
+from backend_client.sinks.publishing import Target
+from backend_client.spark.output.publisher import BacklogLimits, Publisher
+from dstl_service.wire import CheckpointRef
+from storage.errors import InvalidInputError, UnavailableError
+from tests.waiting import wait_until
+
+
+def target(checkpoint_id: int) -> Target:
+    return Target(CheckpointRef(checkpoint_id, 0, f"m{checkpoint_id}"))
+
+
+class System:
+    """Publishes when it may; counts calls."""
+
+    def __init__(self) -> None:
+        self.is_up = threading.Event()
+        self.published: list[int] = []
+        self.refused = 0
+
+    def __call__(self, wanted: Target) -> int:
+        """Publish ten records, or fail as a Spark job does whose task raised an error of ours."""
+        if not self.is_up.is_set():
+            self.refused += 1
+            raise RuntimeError(
+                "Job aborted\nTraceback (most recent call last):\n  File\n"
+                "storage.errors.UnavailableError: the broker is away: start it\n\n\tat org.apache.spark.X"
+            )
+        self.published.append(wanted.checkpoint.id)
+        return 10
+
+
+@pytest.fixture
+def system() -> System:
+    return System()
+
+
+@pytest.fixture
+def publisher(system: System) -> Iterator[Publisher]:
+    made = Publisher("sink 'x'", system, BacklogLimits(2, 100, patience_s=0.2), None)
+    yield made
+    made.close()
+
+
+def test_published_in_order(system: System, publisher: Publisher) -> None:
+    """One after the other; the bound says how far."""
+    system.is_up.set()
+    for number in range(5):
+        publisher.submit(target(number), 10)
+    assert publisher.drain()
+    assert system.published == [0, 1, 2, 3, 4]
+    assert (publisher.published, publisher.records, publisher.backlog) == (4, 50, (0, 0))
+
+
+def test_failures_are_repeated_and_block_only_at_the_bound(system: System, publisher: Publisher) -> None:
+    """Nothing is lost; batches go on until two checkpoints wait, and again when the system is back."""
+    publisher.submit(target(0), 10)
+    publisher.wait_for_room()
+    publisher.submit(target(1), 10)
+    entered = threading.Event()
+
+    def wait() -> None:
+        publisher.wait_for_room()
+        entered.set()
+
+    waiting = threading.Thread(target=wait)
+    waiting.start()
+    wait_until(lambda: system.refused)
+    assert not entered.is_set()
+    with pytest.raises(UnavailableError, match=r"of 2 checkpoint\(s\) is not .* 'x' after 0.2 s: the broker"):
+        publisher.drain()
+    assert publisher.drain(0.01) is False
+    system.is_up.set()
+    waiting.join(30)
+    assert entered.is_set()
+    wait_until(lambda: system.published == [0, 1])
+
+
+def test_bytes_bound_the_backlog(publisher: Publisher) -> None:
+    """The last checkpoint may exceed the bound."""
+    publisher.submit(target(0), 1000)
+    publisher.stop_waiting()
+    with pytest.raises(UnavailableError, match="the query ends while output for sink 'x' is unpublished"):
+        publisher.wait_for_room()
+
+
+def test_closed_publisher_stops(system: System, publisher: Publisher) -> None:
+    """A query that has ended publishes no more; the next start does."""
+    publisher.submit(target(0), 10)
+    wait_until(lambda: system.refused)
+    publisher.close()
+    with pytest.raises(UnavailableError):
+        publisher.drain()
+
+
+@pytest.mark.parametrize("wrong", [{"checkpoints": 0}, {"size_bytes": -1}, {"patience_s": 0.0}])
+def test_limits_are_checked(wrong: dict[str, float]) -> None:
+    """Bad input names the bound."""
+    with pytest.raises(InvalidInputError, match=next(iter(wrong))):
+        BacklogLimits(**wrong)  # type: ignore[arg-type]

@@ -1,0 +1,91 @@
+"""A sink in a SQLite file: a transactional system that needs no server."""
+
+from __future__ import annotations
+
+import json
+import sqlite3
+from collections.abc import Iterable, Sequence
+from contextlib import closing
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+
+from backend_client.sinks.protocol import Marker, Sink, Slot, SlotPublisher
+from storage.errors import FencedError, UnavailableError
+
+_TABLES = """
+create table if not exists slots (sink text, job_uid text, slot int, opened int, marker text,
+  primary key (sink, job_uid, slot));
+create table if not exists records (number integer primary key, slot int, checkpoint_id int, record text);
+"""
+
+
+@dataclass(frozen=True, slots=True)
+class SqliteSink(Sink):
+    """Publishes rows as JSON into a file of this path; no slot can be opened while the file ``<path>.down`` exists."""
+
+    path: str
+
+    def check(self, columns: pa.Schema, slots: Sequence[Slot]) -> None:
+        """Create the tables."""
+        with closing(_connect(self.path)) as connection:
+            connection.executescript(_TABLES)
+
+    def open(self, slot: Slot) -> SlotPublisher:
+        """Count the slot's openings; the last one may publish."""
+        if Path(f"{self.path}.down").exists():
+            raise UnavailableError(f"the table {self.path} is switched off; remove {self.path}.down")
+        return _Publisher(self.path, slot)
+
+    def records(self) -> list[dict[str, Any]]:
+        """Return all published records, in the order in which they were published."""
+        with closing(_connect(self.path)) as connection:
+            return [json.loads(text) for (text,) in connection.execute("select record from records order by number")]
+
+
+class _Publisher(SlotPublisher):
+    def __init__(self, path: str, slot: Slot) -> None:
+        self._path, self._key = path, (slot.sink, slot.job_uid, slot.number)
+        self._connection = _connect(path)
+        with self._connection as transaction:
+            transaction.execute("insert or ignore into slots values (?, ?, ?, 0, null)", self._key)
+            transaction.execute(
+                "update slots set opened = opened + 1 where (sink, job_uid, slot) = (?, ?, ?)", self._key
+            )
+        self._opened = self._row()[0]
+
+    def last_published(self) -> Marker | None:
+        """Return the slot's marker."""
+        text = self._row()[1]
+        return None if text is None else Marker.parse(text)
+
+    def publish(self, records: Iterable[pa.RecordBatch], marker: Marker) -> int:
+        """Insert the records and replace the marker in one transaction."""
+        count = 0
+        with self._connection as transaction:
+            transaction.execute("begin immediate")
+            if self._row()[0] != self._opened:
+                raise FencedError("the slot was opened again")
+            for batch in records:
+                rows = [(marker.slot, marker.checkpoint.id, json.dumps(row, default=str)) for row in batch.to_pylist()]
+                transaction.executemany("insert into records (slot, checkpoint_id, record) values (?, ?, ?)", rows)
+                count += len(rows)
+            transaction.execute(
+                "update slots set marker = ? where (sink, job_uid, slot) = (?, ?, ?)", (marker.to_text(), *self._key)
+            )
+        return count
+
+    def close(self) -> None:
+        """Close the file."""
+        self._connection.close()
+
+    def _row(self) -> tuple[int, str | None]:
+        query = "select opened, marker from slots where (sink, job_uid, slot) = (?, ?, ?)"
+        found: tuple[int, str | None] = self._connection.execute(query, self._key).fetchone()
+        return found
+
+
+def _connect(path: str) -> sqlite3.Connection:
+    return sqlite3.connect(path, timeout=30)

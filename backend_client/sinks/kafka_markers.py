@@ -13,7 +13,7 @@ from concurrent.futures import Future
 from typing import Any
 
 from confluent_kafka import Consumer, KafkaError, KafkaException, Message, TopicPartition
-from confluent_kafka.admin import AdminClient, NewTopic  # type: ignore[attr-defined]
+from confluent_kafka.admin import AdminClient, NewPartitions, NewTopic  # type: ignore[attr-defined]
 
 from backend_client.sinks.kafka_errors import END_OF_PARTITION
 from backend_client.sinks.protocol import Marker
@@ -74,21 +74,24 @@ def newest_marker(connection: Mapping[str, Any], topic: str, slot: int) -> Marke
 
 def ensure_topic(connection: Mapping[str, Any], topic: str, slots: int) -> None:
     """
-    Create the topic of the markers, or check that it has enough partitions.
+    Create the topic of the markers, or give it as many partitions as there are slots.
 
     Raises:
-        InvalidInputError: It has too few partitions, or it cannot be created.
+        InvalidInputError: It has too few partitions, or it does not exist, and the brokers do not let it be changed.
         UnavailableError: The brokers do not answer.
     """
     admin = AdminClient(dict(connection))
     partitions = partitions_of(admin, topic)
+    if partitions >= slots:
+        return
     if partitions == 0:
-        _create(admin, topic, slots)
-    elif partitions < slots:
-        raise InvalidInputError(
-            f"topic {topic!r} has {partitions} partitions, and the sink has {slots} slots, each of which needs one: "
-            f"add partitions to the topic, or use at most {partitions} slots"
-        )
+        made = admin.create_topics([NewTopic(topic, slots, config=_TOPIC_CONFIG)])[topic]
+    else:
+        made = admin.create_partitions([NewPartitions(topic, slots)])[topic]
+    _wait_for(made, topic, slots)
+    deadline = time.monotonic() + _TIMEOUT_S
+    while partitions_of(admin, topic) < slots and time.monotonic() < deadline:
+        time.sleep(0.05)
 
 
 def partitions_of(admin: AdminClient, topic: str) -> int:
@@ -100,19 +103,15 @@ def partitions_of(admin: AdminClient, topic: str) -> int:
     return len(found.partitions) if found is not None and found.error is None else 0
 
 
-def _create(admin: AdminClient, topic: str, slots: int) -> None:
-    made: Future[None] = admin.create_topics([NewTopic(topic, slots, config=_TOPIC_CONFIG)])[topic]
+def _wait_for(made: Future[None], topic: str, slots: int) -> None:
     try:
         made.result(_TIMEOUT_S)
     except KafkaException as error:
         if error.args[0].code() != KafkaError.TOPIC_ALREADY_EXISTS:
             raise InvalidInputError(
-                f"the topic {topic!r} of the sink's markers cannot be created: {error}; create it with {slots} "
-                "partitions and cleanup.policy=compact"
+                f"the topic {topic!r} of the sink's markers needs {slots} partitions, one for each slot, and cannot be "
+                f"changed: {error.args[0].str()}; create it with cleanup.policy=compact, or give it more partitions"
             ) from error
-    deadline = time.monotonic() + _TIMEOUT_S
-    while partitions_of(admin, topic) < slots and time.monotonic() < deadline:
-        time.sleep(0.05)
 
 
 def _last(consumer: Consumer, begin: TopicPartition) -> Message | None:

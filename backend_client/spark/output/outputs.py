@@ -46,6 +46,10 @@ class Output(Protocol):
     def operators(self) -> Sequence[OperatorInfo]:
         """What manifests say of the output."""
 
+    @property
+    def unpublished(self) -> int:
+        """Number of checkpoints whose output is not published yet."""
+
     def start(self) -> None:
         """Begin, before the first batch."""
 
@@ -80,11 +84,13 @@ class FunctionOutput:
         function: The function.
         at_most_once: Whether it runs after the checkpoint, and never again.
         operators: Sinks of former queries.
+        unpublished: Always 0.
     """
 
     function: BatchFunction
     at_most_once: bool = False
     operators: Sequence[OperatorInfo] = ()
+    unpublished: int = 0
 
     def start(self) -> None:
         """Do nothing."""
@@ -163,6 +169,11 @@ class SinkOutput:
         self._parallelism = tables[-1].parallelism if tables else None
         known = None if self._known is None or self._known.kind != SINK else self._known.published
         self._publisher = Publisher(f"sink {plan.name!r}", self._publish, plan.limits, known)
+
+    @property
+    def unpublished(self) -> int:
+        """Number of checkpoints whose output is not published yet."""
+        return self._publisher.backlog[0]
 
     def start(self) -> None:
         """

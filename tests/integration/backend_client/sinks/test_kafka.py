@@ -237,15 +237,18 @@ def test_columns_are_checked(broker: KafkaBroker, slot: Slot, columns: pa.Schema
 
 
 def test_limits_of_the_broker_are_checked(broker: KafkaBroker, slot: Slot) -> None:
-    """A time-out that it forbids, and too few partitions for the markers, are found at the start, with both numbers."""
+    """A time-out that it forbids is found at the start, with both numbers; the markers get partitions as needed."""
     sink = KafkaSink(broker.servers, slot.job, {"transaction.timeout.ms": 86_400_000})
     with pytest.raises(InvalidInputError, match="is 86400000, and the brokers allow 900000"):
         sink.check(COLUMNS, [slot])
     slots = [Slot(slot.job, "uid", "out", number) for number in range(3)]
     sink = KafkaSink(broker.servers, slot.job)
     sink.check(COLUMNS, slots[:1])
-    with pytest.raises(InvalidInputError, match=r"has 1 partitions, and the sink has 3 slots"):
-        sink.check(COLUMNS, slots)
+    sink.check(COLUMNS, slots)
+    publish(sink, slots[2], 0, "a1")
+    sink.check(COLUMNS, slots[:2])
+    with pytest.raises(InvalidInputError, match="needs 1 partitions, one for each slot, and cannot be changed"):
+        KafkaSink(broker.servers, slot.job, marker_topic="not a topic").check(COLUMNS, slots[:1])
     with pytest.raises(InvalidInputError, match="needs a topic"):
         KafkaSink(broker.servers).check(COLUMNS, slots)
 

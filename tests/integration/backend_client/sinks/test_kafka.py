@@ -7,6 +7,7 @@ import os
 import signal
 import time
 from collections.abc import Iterable, Iterator
+from dataclasses import replace
 from itertools import count
 
 import pyarrow as pa
@@ -256,3 +257,16 @@ def test_limits_of_the_broker_are_checked(broker: KafkaBroker, slot: Slot) -> No
 def test_secrets_are_not_shown(broker: KafkaBroker) -> None:
     """A password among the options is in no message."""
     assert "secret" not in repr(KafkaSink(broker.servers, "t", {"sasl.password": "secret"}))
+
+
+def test_a_later_job_of_the_name_begins_anew(sink: KafkaSink, slot: Slot) -> None:
+    """Markers of a deleted job say nothing of what its successor has published, and it finds its own behind them."""
+    publish(sink, slot, 7, "a1")
+    later = replace(slot, job_uid="other")
+    assert last(sink, later) is None
+    publisher = sink.open(later)
+    publisher.publish([batch("a2")], Marker("other", 1, CheckpointRef(0, 0, "m")))
+    publisher.close()
+    publish(sink, slot, 8, "a3")
+    assert last(sink, slot) == marker(8)
+    assert last(sink, later) == Marker("other", 1, CheckpointRef(0, 0, "m"))

@@ -198,10 +198,8 @@ class SinkOutput:
 
     def before_batch(self, parallelism: int) -> None:
         """Wait for room in the backlog; if keys move to other slots, until everything before is published."""
-        if self._parallelism not in (None, parallelism):
-            self._publisher.drain()
+        self._publisher.wait_for_room(until_empty=self._parallelism not in (None, parallelism))
         self._parallelism = parallelism
-        self._publisher.wait_for_room()
 
     def log(self, frame: DataFrame, context: BatchContext) -> Sequence[ChangeSetRef]:
         """Write the batch's rows to the log."""
@@ -234,7 +232,10 @@ class SinkOutput:
     def _publish(self, target: Target) -> int:
         columns = arrow_schema(self._plan.schema)
         task = PublishTask(self._settings, self._session.job_uid, self._plan.name, self._parcel, target, columns)
-        rows = self._place_numbers(self._slots).mapInArrow(task.__call__, PUBLISHED).collect()
+        slots = self._place_numbers(self._slots)
+        text = f"publish checkpoint {target.checkpoint.id} of {self._settings.job} to sink {self._plan.name}"
+        slots.sparkSession.sparkContext.setJobDescription(text)  # of the publisher's thread
+        rows = slots.mapInArrow(task.__call__, PUBLISHED).collect()
         return sum(row[0] for row in rows)
 
 

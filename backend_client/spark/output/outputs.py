@@ -21,22 +21,21 @@ from backend_client.sinks.protocol import Sink, Slot
 from backend_client.sinks.publishing import Target
 from backend_client.spark.output.publisher import BacklogLimits, Publisher
 from backend_client.spark.output.spark_sinks import BatchFunction, ForeachRows
+from backend_client.spark.output.stored_sinks import closed_sinks, stored_sinks
 from backend_client.spark.output.tasks import LOGGED, PUBLISHED, LogReceipt, LogTask, PublishTask
 from backend_client.spark.private.frames import arrow_schema
 from backend_client.spark.shipping import Shipments
 from backend_client.spark.task.task import BatchContext
-from dstl_service.wire import CLOSED_SINK, SINK, ChangeSetRef, CheckpointInfo, CheckpointRef, JobInfo, OperatorInfo
-from storage.errors import DstlError, ErrorKind, InvalidInputError
+from dstl_service.wire import SINK, ChangeSetRef, CheckpointRef, JobInfo, OperatorInfo
+from storage.errors import InvalidInputError
 from storage.validation import validate_name
 
 PlaceNumbers = Callable[[int], DataFrame]
 """Returns a frame with the numbers 0 to n - 1, each in a partition of its own."""
 
 
-class LostOutputError(DstlError):
+class LostOutputError(RuntimeError):
     """The function of an at-most-once query failed after the checkpoint: the batch's output is lost."""
-
-    kind = ErrorKind.UNAVAILABLE
 
 
 class Output(Protocol):
@@ -163,7 +162,7 @@ class SinkOutput:
         self._closed = closed_sinks(session.latest, plan.name, plan.system, plan.abandoned)
         self._logged_bytes = 0
         latest = session.latest
-        self._known = _stored(latest).get(plan.name)
+        self._known = stored_sinks(latest).get(plan.name)
         self._slots = plan.slots if self._known is None else max(plan.slots, self._known.parallelism)
         tables = [info for info in latest.operators if not info.is_sink] if latest is not None else []
         self._parallelism = tables[-1].parallelism if tables else None
@@ -318,44 +317,3 @@ class SinkPlan:
 
 
 OutputPlan = FunctionPlan | SinkPlan
-
-
-def closed_sinks(
-    latest: CheckpointInfo | None, name: str, system: str, abandoned: frozenset[str]
-) -> tuple[OperatorInfo, ...]:
-    """
-    Return the stored sinks that a query no longer has, as closed ones.
-
-    Args:
-        latest: The job's newest checkpoint.
-        name: Name of the query's sink; empty without one.
-        system: What kind of sink it is.
-        abandoned: Sinks whose unpublished output the user gave up.
-
-    Raises:
-        InvalidInputError: Output of one may be unpublished, and the user did not give it up; or the query's sink was of
-            another kind.
-    """
-    closed = []
-    for stored in _stored(latest).values():
-        assert latest is not None
-        if stored.name == name:
-            if stored.kind == SINK and stored.key_schema != system:
-                raise InvalidInputError(
-                    f"sink {name!r} was a {stored.key_schema}, now it is a {system}: give the new one another name"
-                )
-        elif stored.kind == CLOSED_SINK:
-            closed.append(stored)
-        elif stored.name in abandoned:
-            closed.append(replace(stored, kind=CLOSED_SINK, published=latest.ref.id))
-        else:
-            raise InvalidInputError(
-                f"the query no longer has sink {stored.name!r}, to which output up to batch {latest.ref.id} may still "
-                "have to be published: start and stop it once more with that sink, which publishes everything, and "
-                f"then add option('abandonOutput', {stored.name!r})"
-            )
-    return tuple(closed)
-
-
-def _stored(latest: CheckpointInfo | None) -> dict[str, OperatorInfo]:
-    return {info.name: info for info in latest.operators if info.is_sink} if latest else {}

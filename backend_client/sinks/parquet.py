@@ -42,7 +42,8 @@ class ParquetSink(Sink):
     """
     A folder of Parquet files, for one sink of one job.
 
-    Files are named ``<sink>-<slot>-<number>.parquet``. A checkpoint without records makes none.
+    Files are named ``<sink>-<job uid>-<slot>-<number>.parquet``: a later job of the same name has files of its own. A
+    checkpoint without records makes none.
 
     Args:
         path: ``s3://bucket/folder`` or ``file:///folder``; the executors' environment has the credentials.
@@ -81,8 +82,8 @@ class _ParquetPublisher(SlotPublisher):
         self._store = store
         self._slot = slot
         self._compression = compression
-        self._prefix = f"{slot.sink}-{slot.number:05d}-"
-        self._hint = f"_dstl/{slot.sink}-{slot.number:05d}"
+        name = f"{slot.sink}-{slot.job_uid}-{slot.number:05d}"
+        self._prefix, self._hint = f"{name}-", f"_dstl/{name}"
         self._last = self._newest(self._hinted())
         self._marker = None if self._last is None else _marker(store, self._key(self._last))
 

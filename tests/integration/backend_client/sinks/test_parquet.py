@@ -104,9 +104,9 @@ def test_a_wrong_hint_costs_requests_only(sink: ParquetSink, hint: str | None) -
         publish(sink, number, number)
     store = open_store(sink.path)
     if hint is None:
-        store.delete(["_dstl/out-00001"])
+        store.delete(["_dstl/out-uid-00001"])
     else:
-        store.put("_dstl/out-00001", hint.encode())
+        store.put("_dstl/out-uid-00001", hint.encode())
     assert last(sink) == marker(3)
 
 
@@ -121,7 +121,7 @@ def test_wide_files(sink: ParquetSink) -> None:
 
 def test_foreign_files_are_errors(sink: ParquetSink) -> None:
     """A file that the sink did not write is never taken for its own."""
-    open_store(sink.path).put("out-00001-000000000000.parquet", b"something else")
+    open_store(sink.path).put("out-uid-00001-000000000000.parquet", b"something else")
     with pytest.raises(CorruptDataError, match="is not a Parquet file"):
         sink.open(SLOT)
 
@@ -130,3 +130,11 @@ def test_columns_are_checked(sink: ParquetSink) -> None:
     """What Parquet cannot store is found at the start."""
     with pytest.raises(InvalidInputError, match="cannot be stored as Parquet"):
         sink.check(pa.schema({"d": pa.month_day_nano_interval()}), [SLOT])
+
+
+def test_a_later_job_of_the_name_begins_anew(sink: ParquetSink) -> None:
+    """Files of a deleted job say nothing of what its successor has published."""
+    publish(sink, 7, 1)
+    publisher = sink.open(Slot("job", "other", "out", 1, COLUMNS))
+    assert publisher.last_published() is None
+    publisher.close()

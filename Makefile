@@ -33,7 +33,7 @@ export PYSPARK_DRIVER_PYTHON := $(PY)
 unexport SPARK_HOME SPARK_CONF_DIR PYTHONPATH PYTHONHOME
 
 ##@ Use it
-.PHONY: help setup demo attack bench bench-growth bench-rescale bench-restart bench-smoke bench-service chaos chaos-service chaos-blocks chaos-sinks load load-web stack stack-check
+.PHONY: help setup demo attack bench bench-growth bench-rescale bench-restart bench-sinks bench-smoke bench-service chaos chaos-service chaos-blocks chaos-sinks load load-web stack stack-check
 
 help: ## Show this list
 	@awk 'BEGIN { FS = ":.*## " } \
@@ -59,6 +59,9 @@ bench-restart: $(STAMP) ## Compare the time from a driver's start to its first b
 
 bench-smoke: $(STAMP) ## Compare with Spark's own transformWithState in three workloads; STRICT=1
 	$(PY) -m loadtest.bench_smoke
+
+bench-sinks: need-mvn $(STAMP) ## Compare exactly-once output to Kafka with Spark's own Kafka sink; SHORT=1, STRICT=1
+	SHORT=$(SHORT) STRICT=$(STRICT) $(PY) -m loadtest.bench_sinks
 
 bench-service: need-go $(STAMP) ## Measure the service's figures; ONLY=ingest,objects, SHORT=1 (seconds), STRICT=1 (goals)
 	SHORT=$(SHORT) STRICT=$(STRICT) $(PY) -m loadtest.bench_service $(if $(ONLY),--only $(ONLY))

@@ -18,7 +18,8 @@ class BatchProgress:
     unless the batch was executed again. `state_reads` counts reads of tables by key; reads of the batch's own writes do
     not count. `table_bytes` is the size of all partitions' tables. `log_bytes` is the size of the change sets,
     `bytes_written` that of all objects. `late_rows` were dropped and are not included in `rows`. `watermark_ms` is the
-    batch's watermark, None if no operator uses time.
+    batch's watermark, None if no operator uses time. `unpublished` counts checkpoints before this one whose output its
+    sink has not published yet.
     """
 
     job: str
@@ -39,6 +40,7 @@ class BatchProgress:
     table_bytes: int = 0
     upload_ms: float = 0.0
     manifest_ms: float = 0.0
+    unpublished: int = 0
 
     @property
     def total_ms(self) -> float:
@@ -48,13 +50,14 @@ class BatchProgress:
     def to_text(self) -> str:
         """Return the figures as one readable line."""
         late = f" ({self.late_rows:,} late)" if self.late_rows else ""
+        waiting = f", {self.unpublished} unpublished" if self.unpublished else ""
         again = f", executed {self.tries} times" if self.tries > 1 else ""
         return (
             f"{self.job} batch {self.batch_id}: {self.rows:,} rows{late}, {self.keys:,} keys, "
             f"{self.state_reads:,} reads, {self.changes:,} writes, "
             f"log {_size(self.log_bytes)}, tables {_size(self.table_bytes)}; "
             f"{self.total_ms:,.0f} ms (state {self.state_ms:,.0f}, function {self.function_ms:,.0f}, "
-            f"checkpoint {self.checkpoint_ms:,.0f}){again}"
+            f"checkpoint {self.checkpoint_ms:,.0f}){again}{waiting}"
         )
 
 

@@ -19,7 +19,7 @@ from confluent_kafka import KafkaError, KafkaException, Producer
 from confluent_kafka.admin import AdminClient, ConfigResource  # type: ignore[attr-defined]
 
 from backend_client.sinks.kafka_errors import ADVICE, FENCED, PURGED, TIMEOUT_LIMIT
-from backend_client.sinks.kafka_markers import KEY, ensure_topic, newest_marker, partitions_of
+from backend_client.sinks.kafka_markers import ensure_topic, newest_marker, partitions_of
 from backend_client.sinks.kafka_options import connection_options, from_spark, producer_options
 from backend_client.sinks.protocol import Marker, Sink, Slot, SlotPublisher
 from storage.errors import FencedError, InvalidInputError, UnavailableError
@@ -99,7 +99,7 @@ class _KafkaPublisher(SlotPublisher):
     def last_published(self) -> Marker | None:
         """Read the last record of the slot's partition among the markers."""
         connection = connection_options(self._sink.servers, self._sink.options)
-        return newest_marker(connection, self._marker_topic, self._slot.number)
+        return newest_marker(connection, self._marker_topic, self._slot)
 
     def publish(self, records: Iterable[pa.RecordBatch], marker: Marker) -> int:
         """Produce records and marker in one transaction."""
@@ -112,7 +112,8 @@ class _KafkaPublisher(SlotPublisher):
                     count += 1
                 if self._refused is not None:
                     raise KafkaException(self._refused)
-            self._produce(self._marker_topic, key=KEY, value=marker.to_text().encode(), partition=self._slot.number)
+            key, value = self._slot.job_uid.encode(), marker.to_text().encode()
+            self._produce(self._marker_topic, key=key, value=value, partition=self._slot.number)
             self._commit()
         except KafkaException as error:
             self._abort()

@@ -1,7 +1,8 @@
 """
 Markers of slots in a topic of their own: slot n's newest marker is the last committed record of partition n.
 
-The topic is compacted and kept for ever. Offsets of a consumer group, which transactions could carry as well, expire
+A record's key is the job's uid: an earlier job of the same name may have left markers. The topic is compacted and kept
+for ever. Offsets of a consumer group, which transactions could carry as well, expire
 when a query stands still for a week.
 """
 
@@ -13,13 +14,12 @@ from concurrent.futures import Future
 from typing import Any
 
 from confluent_kafka import Consumer, KafkaError, KafkaException, Message, TopicPartition
-from confluent_kafka.admin import AdminClient, NewTopic  # type: ignore[attr-defined]
+from confluent_kafka.admin import AdminClient, NewPartitions, NewTopic  # type: ignore[attr-defined]
 
 from backend_client.sinks.kafka_errors import END_OF_PARTITION
-from backend_client.sinks.protocol import Marker
+from backend_client.sinks.protocol import Marker, Slot
 from storage.errors import CorruptDataError, InvalidInputError, UnavailableError
 
-KEY = b"marker"
 _TOPIC_CONFIG = {
     "cleanup.policy": "compact",
     "segment.ms": "3600000",
@@ -30,14 +30,14 @@ _STEP_RECORDS = 16
 _TIMEOUT_S = 15.0
 
 
-def newest_marker(connection: Mapping[str, Any], topic: str, slot: int) -> Marker | None:
+def newest_marker(connection: Mapping[str, Any], topic: str, slot: Slot) -> Marker | None:
     """
     Return a slot's newest committed marker; None if it has none.
 
     Args:
         connection: Options of a client.
         topic: The topic of the markers.
-        slot: Number of the slot.
+        slot: The slot.
 
     Raises:
         UnavailableError: The brokers do not answer.
@@ -55,16 +55,16 @@ def newest_marker(connection: Mapping[str, Any], topic: str, slot: int) -> Marke
         }
     )
     try:
-        partition = TopicPartition(topic, slot)
+        partition = TopicPartition(topic, slot.number)
         low, high = consumer.get_watermark_offsets(partition, timeout=_TIMEOUT_S)
         records = _STEP_RECORDS
         begin = high
         while begin > low:
             begin = max(low, high - records)
-            found = _last(consumer, TopicPartition(topic, slot, begin))
+            found = _last(consumer, TopicPartition(topic, slot.number, begin), slot.job_uid.encode())
             if found is not None:
-                return _marker(found, topic, slot)
-            records *= 8  # only ends of transactions and aborted records so far
+                return _marker(found, topic, slot.number)
+            records *= 8  # only ends of transactions, aborted records and markers of other jobs so far
     except KafkaException as error:
         raise UnavailableError(f"the markers in topic {topic!r} could not be read: {error}") from error
     finally:
@@ -74,21 +74,24 @@ def newest_marker(connection: Mapping[str, Any], topic: str, slot: int) -> Marke
 
 def ensure_topic(connection: Mapping[str, Any], topic: str, slots: int) -> None:
     """
-    Create the topic of the markers, or check that it has enough partitions.
+    Create the topic of the markers, or give it as many partitions as there are slots.
 
     Raises:
-        InvalidInputError: It has too few partitions, or it cannot be created.
+        InvalidInputError: It has too few partitions, or it does not exist, and the brokers do not let it be changed.
         UnavailableError: The brokers do not answer.
     """
     admin = AdminClient(dict(connection))
     partitions = partitions_of(admin, topic)
+    if partitions >= slots:
+        return
     if partitions == 0:
-        _create(admin, topic, slots)
-    elif partitions < slots:
-        raise InvalidInputError(
-            f"topic {topic!r} has {partitions} partitions, and the sink has {slots} slots, each of which needs one: "
-            f"add partitions to the topic, or use at most {partitions} slots"
-        )
+        made = admin.create_topics([NewTopic(topic, slots, config=_TOPIC_CONFIG)])[topic]
+    else:
+        made = admin.create_partitions([NewPartitions(topic, slots)])[topic]
+    _wait_for(made, topic, slots)
+    deadline = time.monotonic() + _TIMEOUT_S
+    while partitions_of(admin, topic) < slots and time.monotonic() < deadline:
+        time.sleep(0.05)
 
 
 def partitions_of(admin: AdminClient, topic: str) -> int:
@@ -100,23 +103,19 @@ def partitions_of(admin: AdminClient, topic: str) -> int:
     return len(found.partitions) if found is not None and found.error is None else 0
 
 
-def _create(admin: AdminClient, topic: str, slots: int) -> None:
-    made: Future[None] = admin.create_topics([NewTopic(topic, slots, config=_TOPIC_CONFIG)])[topic]
+def _wait_for(made: Future[None], topic: str, slots: int) -> None:
     try:
         made.result(_TIMEOUT_S)
     except KafkaException as error:
         if error.args[0].code() != KafkaError.TOPIC_ALREADY_EXISTS:
             raise InvalidInputError(
-                f"the topic {topic!r} of the sink's markers cannot be created: {error}; create it with {slots} "
-                "partitions and cleanup.policy=compact"
+                f"the topic {topic!r} of the sink's markers needs {slots} partitions, one for each slot, and cannot be "
+                f"changed: {error.args[0].str()}; create it with cleanup.policy=compact, or give it more partitions"
             ) from error
-    deadline = time.monotonic() + _TIMEOUT_S
-    while partitions_of(admin, topic) < slots and time.monotonic() < deadline:
-        time.sleep(0.05)
 
 
-def _last(consumer: Consumer, begin: TopicPartition) -> Message | None:
-    """Return the last committed record from an offset to the end of its partition."""
+def _last(consumer: Consumer, begin: TopicPartition, key: bytes) -> Message | None:
+    """Return the last committed record of a key from an offset to the end of its partition."""
     consumer.assign([begin])
     deadline, last = time.monotonic() + _TIMEOUT_S, None
     while time.monotonic() < deadline:
@@ -125,7 +124,7 @@ def _last(consumer: Consumer, begin: TopicPartition) -> Message | None:
             continue
         error = message.error()
         if error is None:
-            last = message
+            last = message if message.key() == key else last
         elif error.code() == END_OF_PARTITION:
             return last
         else:

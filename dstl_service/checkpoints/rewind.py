@@ -15,8 +15,8 @@ collection or rewind of the job does the rest; see `dstl_service.registry.takeov
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
 
 from dstl_service.collection.retention import CHECKPOINTS_MAX, retained_manifests
 from dstl_service.formats.manifest import Manifest
@@ -41,6 +41,8 @@ class RewindReport:
         given_up: Number of checkpoints after the target that are no longer part of the job.
         savepoint: Name of the savepoint that keeps `newest`.
         epoch: The new epoch; 0 if nothing was written.
+        published: Sinks that have published output of checkpoints after the target, with the id up to which they have,
+            at least; that output stays in their systems.
     """
 
     job: str
@@ -50,6 +52,7 @@ class RewindReport:
     given_up: int
     savepoint: str
     epoch: int = 0
+    published: Mapping[str, int] = field(default_factory=dict)
 
 
 def rewind(
@@ -92,7 +95,14 @@ def rewind(
     if target.ref == newest.ref:
         raise InvalidInputError(f"job {job!r} is already at checkpoint {target.ref.to_text()}: choose another one")
     behind = sum(manifest.id > target.id for manifest in job_store.completed())
-    report = RewindReport(job, False, newest.ref.to_text(), target.ref.to_text(), behind, before_rewind(newest.ref))
+    published = {
+        sink.name: sink.published
+        for sink in newest.operators
+        if sink.is_sink and sink.published is not None and sink.published > target.id
+    }
+    report = RewindReport(
+        job, False, newest.ref.to_text(), target.ref.to_text(), behind, before_rewind(newest.ref), published=published
+    )
     if not write:
         return report
     call_uid = ids.unique_id()
@@ -128,13 +138,17 @@ def _retained(job: str, retained: Sequence[Manifest], checkpoint_id: int | None)
 
 def describe_rewind(report: RewindReport) -> str:
     """Return a report as text."""
+    left = "".join(
+        f"; sink {sink} has published output up to checkpoint {until} at least, which stays where it is"
+        for sink, until in report.published.items()
+    )
     if not report.is_written:
         return (
             f"job {report.job} would be rewound from checkpoint {report.newest} to {report.target}; "
             f"{report.given_up} checkpoints after it would be given up, and the newest of them kept as savepoint "
-            f"{report.savepoint}. To do it, stop the query and pass --write"
+            f"{report.savepoint}{left}. To do it, stop the query and pass --write"
         )
     return (
         f"job {report.job} was rewound from checkpoint {report.newest} to {report.target}; the former is kept as "
-        f"savepoint {report.savepoint}. Start the query with its checkpointLocation, which it rewinds too"
+        f"savepoint {report.savepoint}{left}. Start the query with its checkpointLocation, which it rewinds too"
     )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -9,6 +10,7 @@ from typing import Any
 import pytest
 from pyspark.errors import StreamingQueryException
 from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql import functions as F
 
 from backend_client import ChangelogStateBackend
 from backend_client.service.job_session import JobSession
@@ -19,7 +21,9 @@ from storage.clock import SystemClock, SystemIds
 from storage.errors import InvalidInputError, LostChangesError, UnavailableError
 from storage.open import open_store
 from tests.e2e.support import OUTPUT, Totals, expected_output, random_input, read_input, write_input
+from tests.support.kafka_reader import committed_values
 from tests.waiting import wait_until
+from tools.servers.kafka import KafkaBroker
 from tools.servers.sqlite_sink import SqliteSink
 
 pytestmark = pytest.mark.e2e
@@ -244,6 +248,21 @@ def test_guarantees_that_cannot_be_kept_are_refused(
     with pytest.raises(InvalidInputError, match="publishes exactly once; it cannot be 'at-most-once'"):
         sink = SqliteSink(str(tmp_path / "out.db"))
         result.writeStream.sink(sink).guarantee("at-most-once").option("checkpointLocation", location).start()
+
+
+def test_spark_options_of_kafka(spark: SparkSession, make_backend: Backends, tmp_path: Path) -> None:
+    """A query with Spark's Kafka sink needs nothing but the guarantee, and a package less."""
+    write_input(tmp_path / "in", FILES)
+    with KafkaBroker(partitions=1) as broker:
+        result = totals(make_backend(), read_input(spark, tmp_path / "in"))
+        record = F.to_json(F.struct("k", "n", "s")).alias("value")
+        writer = result.select(F.col("k").alias("key"), record).writeStream.format("kafka")
+        writer = writer.option("kafka.bootstrap.servers", broker.servers).option("topic", "out")
+        writer = writer.option("guarantee", "exactly-once").option("checkpointLocation", str(tmp_path / "chk"))
+        writer.trigger(availableNow=True).start().awaitTermination()
+        seen = [json.loads(value) for value in committed_values(broker.servers, "out")]
+
+    assert sorted(((row.get("k"), row["n"], row["s"]) for row in seen), key=repr) == expected(4)
 
 
 def set_back(tmp_path: Path, kind: str, target: str) -> None:

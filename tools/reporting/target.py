@@ -20,6 +20,7 @@ TARGETS = (
     "bench-rescale",
     "bench-restart",
     "bench-service",
+    "bench-sinks",
     "bench-smoke",
     "chaos",
     "chaos-blocks",

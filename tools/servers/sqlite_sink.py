@@ -63,19 +63,18 @@ class _Publisher(SlotPublisher):
 
     def publish(self, records: Iterable[pa.RecordBatch], marker: Marker) -> int:
         """Insert the records and replace the marker in one transaction."""
-        count = 0
+        # Read before the transaction: its lock would keep out whoever opens the slot while this process stands still.
+        texts = [json.dumps(row, default=str) for batch in records for row in batch.to_pylist()]
         with self._connection as transaction:
             transaction.execute("begin immediate")
             if self._row()[0] != self._opened:
                 raise FencedError("the slot was opened again")
-            for batch in records:
-                rows = [(marker.slot, marker.checkpoint.id, json.dumps(row, default=str)) for row in batch.to_pylist()]
-                transaction.executemany("insert into records (slot, checkpoint_id, record) values (?, ?, ?)", rows)
-                count += len(rows)
+            rows = [(marker.slot, marker.checkpoint.id, text) for text in texts]
+            transaction.executemany("insert into records (slot, checkpoint_id, record) values (?, ?, ?)", rows)
             transaction.execute(
                 "update slots set marker = ? where (sink, job_uid, slot) = (?, ?, ?)", (marker.to_text(), *self._key)
             )
-        return count
+        return len(texts)
 
     def close(self) -> None:
         """Close the file."""

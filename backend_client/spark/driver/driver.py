@@ -215,11 +215,13 @@ class BatchRunner:
             called = time.perf_counter()
             response = session.complete(batch_id, plan)
             done = time.perf_counter()
+            unpublished = self.output.unpublished
             self.output.after_checkpoint(frame, response.ref)
         finally:
             for output in work.kept:
                 output.release()
-        return progress_of(context, receipts, response, (started, computed, called, done), tries)
+        progress = progress_of(context, receipts, response, (started, computed, called, done), tries)
+        return replace(progress, unpublished=unpublished)
 
     def _first_pass(self, frame: DataFrame, work: _Work, inputs: list[DataFrame]) -> tuple[DataFrame, list[Receipt]]:
         """Run the rows through all operators; append each operator's input, before its steps, to `inputs`."""

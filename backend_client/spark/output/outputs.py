@@ -21,22 +21,21 @@ from backend_client.sinks.protocol import Sink, Slot
 from backend_client.sinks.publishing import Target
 from backend_client.spark.output.publisher import BacklogLimits, Publisher
 from backend_client.spark.output.spark_sinks import BatchFunction, ForeachRows
+from backend_client.spark.output.stored_sinks import closed_sinks, stored_sinks
 from backend_client.spark.output.tasks import LOGGED, PUBLISHED, LogReceipt, LogTask, PublishTask
 from backend_client.spark.private.frames import arrow_schema
 from backend_client.spark.shipping import Shipments
 from backend_client.spark.task.task import BatchContext
-from dstl_service.wire import CLOSED_SINK, SINK, ChangeSetRef, CheckpointInfo, CheckpointRef, JobInfo, OperatorInfo
-from storage.errors import DstlError, ErrorKind, InvalidInputError
+from dstl_service.wire import SINK, ChangeSetRef, CheckpointRef, JobInfo, OperatorInfo
+from storage.errors import InvalidInputError
 from storage.validation import validate_name
 
 PlaceNumbers = Callable[[int], DataFrame]
 """Returns a frame with the numbers 0 to n - 1, each in a partition of its own."""
 
 
-class LostOutputError(DstlError):
+class LostOutputError(RuntimeError):
     """The function of an at-most-once query failed after the checkpoint: the batch's output is lost."""
-
-    kind = ErrorKind.UNAVAILABLE
 
 
 class Output(Protocol):
@@ -45,6 +44,10 @@ class Output(Protocol):
     @property
     def operators(self) -> Sequence[OperatorInfo]:
         """What manifests say of the output."""
+
+    @property
+    def unpublished(self) -> int:
+        """Number of checkpoints whose output is not published yet."""
 
     def start(self) -> None:
         """Begin, before the first batch."""
@@ -80,11 +83,13 @@ class FunctionOutput:
         function: The function.
         at_most_once: Whether it runs after the checkpoint, and never again.
         operators: Sinks of former queries.
+        unpublished: Always 0.
     """
 
     function: BatchFunction
     at_most_once: bool = False
     operators: Sequence[OperatorInfo] = ()
+    unpublished: int = 0
 
     def start(self) -> None:
         """Do nothing."""
@@ -157,12 +162,17 @@ class SinkOutput:
         self._closed = closed_sinks(session.latest, plan.name, plan.system, plan.abandoned)
         self._logged_bytes = 0
         latest = session.latest
-        self._known = _stored(latest).get(plan.name)
+        self._known = stored_sinks(latest).get(plan.name)
         self._slots = plan.slots if self._known is None else max(plan.slots, self._known.parallelism)
         tables = [info for info in latest.operators if not info.is_sink] if latest is not None else []
         self._parallelism = tables[-1].parallelism if tables else None
         known = None if self._known is None or self._known.kind != SINK else self._known.published
         self._publisher = Publisher(f"sink {plan.name!r}", self._publish, plan.limits, known)
+
+    @property
+    def unpublished(self) -> int:
+        """Number of checkpoints whose output is not published yet."""
+        return self._publisher.backlog[0]
 
     def start(self) -> None:
         """
@@ -187,10 +197,8 @@ class SinkOutput:
 
     def before_batch(self, parallelism: int) -> None:
         """Wait for room in the backlog; if keys move to other slots, until everything before is published."""
-        if self._parallelism not in (None, parallelism):
-            self._publisher.drain()
+        self._publisher.wait_for_room(until_empty=self._parallelism not in (None, parallelism))
         self._parallelism = parallelism
-        self._publisher.wait_for_room()
 
     def log(self, frame: DataFrame, context: BatchContext) -> Sequence[ChangeSetRef]:
         """Write the batch's rows to the log."""
@@ -223,7 +231,10 @@ class SinkOutput:
     def _publish(self, target: Target) -> int:
         columns = arrow_schema(self._plan.schema)
         task = PublishTask(self._settings, self._session.job_uid, self._plan.name, self._parcel, target, columns)
-        rows = self._place_numbers(self._slots).mapInArrow(task.__call__, PUBLISHED).collect()
+        slots = self._place_numbers(self._slots)
+        text = f"publish checkpoint {target.checkpoint.id} of {self._settings.job} to sink {self._plan.name}"
+        slots.sparkSession.sparkContext.setJobDescription(text)  # of the publisher's thread
+        rows = slots.mapInArrow(task.__call__, PUBLISHED).collect()
         return sum(row[0] for row in rows)
 
 
@@ -306,44 +317,3 @@ class SinkPlan:
 
 
 OutputPlan = FunctionPlan | SinkPlan
-
-
-def closed_sinks(
-    latest: CheckpointInfo | None, name: str, system: str, abandoned: frozenset[str]
-) -> tuple[OperatorInfo, ...]:
-    """
-    Return the stored sinks that a query no longer has, as closed ones.
-
-    Args:
-        latest: The job's newest checkpoint.
-        name: Name of the query's sink; empty without one.
-        system: What kind of sink it is.
-        abandoned: Sinks whose unpublished output the user gave up.
-
-    Raises:
-        InvalidInputError: Output of one may be unpublished, and the user did not give it up; or the query's sink was of
-            another kind.
-    """
-    closed = []
-    for stored in _stored(latest).values():
-        assert latest is not None
-        if stored.name == name:
-            if stored.kind == SINK and stored.key_schema != system:
-                raise InvalidInputError(
-                    f"sink {name!r} was a {stored.key_schema}, now it is a {system}: give the new one another name"
-                )
-        elif stored.kind == CLOSED_SINK:
-            closed.append(stored)
-        elif stored.name in abandoned:
-            closed.append(replace(stored, kind=CLOSED_SINK, published=latest.ref.id))
-        else:
-            raise InvalidInputError(
-                f"the query no longer has sink {stored.name!r}, to which output up to batch {latest.ref.id} may still "
-                "have to be published: start and stop it once more with that sink, which publishes everything, and "
-                f"then add option('abandonOutput', {stored.name!r})"
-            )
-    return tuple(closed)
-
-
-def _stored(latest: CheckpointInfo | None) -> dict[str, OperatorInfo]:
-    return {info.name: info for info in latest.operators if info.is_sink} if latest else {}

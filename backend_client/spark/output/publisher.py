@@ -88,16 +88,20 @@ class Publisher:
                 self._thread.start()
             self._changed.notify_all()
 
-    def wait_for_room(self) -> None:
+    def wait_for_room(self, *, until_empty: bool = False) -> None:
         """
-        Wait until the next checkpoint's output may be added to the backlog.
+        Wait until the next checkpoint's output may be added to the backlog; if asked for, until that is empty.
 
         Raises:
             UnavailableError: The query is being stopped.
         """
+
+        def has_room() -> bool:
+            return not self._waiting if until_empty else self._has_room()
+
         with self._changed:
-            self._changed.wait_for(lambda: self._is_closed or self._is_stopping or self._has_room())
-            if not self._has_room():
+            self._changed.wait_for(lambda: self._is_closed or self._is_stopping or has_room())
+            if not has_room():
                 raise UnavailableError(f"the query ends while output for {self._name} is unpublished; it is kept")
 
     def drain(self, timeout_s: float | None = None) -> bool:

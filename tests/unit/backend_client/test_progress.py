@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+from dataclasses import replace
 
 import pytest
 from rich.console import Console
@@ -39,6 +40,7 @@ TEXT = (
 def test_text_has_all_figures() -> None:
     """A batch is one readable line with its phases, and with its tries only if there were several."""
     assert PROGRESS.to_text() == TEXT
+    assert replace(PROGRESS, unpublished=3).to_text() == f"{TEXT}, 3 unpublished"
 
 
 def test_lines_without_a_terminal() -> None:

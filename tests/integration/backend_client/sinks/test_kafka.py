@@ -7,6 +7,7 @@ import os
 import signal
 import time
 from collections.abc import Iterable, Iterator
+from dataclasses import replace
 from itertools import count
 
 import pyarrow as pa
@@ -237,15 +238,18 @@ def test_columns_are_checked(broker: KafkaBroker, slot: Slot, columns: pa.Schema
 
 
 def test_limits_of_the_broker_are_checked(broker: KafkaBroker, slot: Slot) -> None:
-    """A time-out that it forbids, and too few partitions for the markers, are found at the start, with both numbers."""
+    """A time-out that it forbids is found at the start, with both numbers; the markers get partitions as needed."""
     sink = KafkaSink(broker.servers, slot.job, {"transaction.timeout.ms": 86_400_000})
     with pytest.raises(InvalidInputError, match="is 86400000, and the brokers allow 900000"):
         sink.check(COLUMNS, [slot])
     slots = [Slot(slot.job, "uid", "out", number) for number in range(3)]
     sink = KafkaSink(broker.servers, slot.job)
     sink.check(COLUMNS, slots[:1])
-    with pytest.raises(InvalidInputError, match=r"has 1 partitions, and the sink has 3 slots"):
-        sink.check(COLUMNS, slots)
+    sink.check(COLUMNS, slots)
+    publish(sink, slots[2], 0, "a1")
+    sink.check(COLUMNS, slots[:2])
+    with pytest.raises(InvalidInputError, match="needs 1 partitions, one for each slot, and cannot be changed"):
+        KafkaSink(broker.servers, slot.job, marker_topic="not a topic").check(COLUMNS, slots[:1])
     with pytest.raises(InvalidInputError, match="needs a topic"):
         KafkaSink(broker.servers).check(COLUMNS, slots)
 
@@ -253,3 +257,16 @@ def test_limits_of_the_broker_are_checked(broker: KafkaBroker, slot: Slot) -> No
 def test_secrets_are_not_shown(broker: KafkaBroker) -> None:
     """A password among the options is in no message."""
     assert "secret" not in repr(KafkaSink(broker.servers, "t", {"sasl.password": "secret"}))
+
+
+def test_a_later_job_of_the_name_begins_anew(sink: KafkaSink, slot: Slot) -> None:
+    """Markers of a deleted job say nothing of what its successor has published, and it finds its own behind them."""
+    publish(sink, slot, 7, "a1")
+    later = replace(slot, job_uid="other")
+    assert last(sink, later) is None
+    publisher = sink.open(later)
+    publisher.publish([batch("a2")], Marker("other", 1, CheckpointRef(0, 0, "m")))
+    publisher.close()
+    publish(sink, slot, 8, "a3")
+    assert last(sink, slot) == marker(8)
+    assert last(sink, later) == Marker("other", 1, CheckpointRef(0, 0, "m"))

@@ -84,6 +84,18 @@ def test_failures_are_repeated_and_block_only_at_the_bound(system: System, publi
     wait_until(lambda: system.published == [0, 1])
 
 
+def test_batch_may_wait_until_all_is_published(system: System, publisher: Publisher) -> None:
+    """Where keys move to other slots, what is older is published first, or the query is stopped."""
+    publisher.submit(target(0), 10)
+    publisher.stop_waiting()
+    publisher.wait_for_room()
+    with pytest.raises(UnavailableError, match="the query ends"):
+        publisher.wait_for_room(until_empty=True)
+    system.is_up.set()
+    wait_until(lambda: publisher.backlog == (0, 0))
+    publisher.wait_for_room(until_empty=True)
+
+
 def test_bytes_bound_the_backlog(publisher: Publisher) -> None:
     """The last checkpoint may exceed the bound."""
     publisher.submit(target(0), 1000)

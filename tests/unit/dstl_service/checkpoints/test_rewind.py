@@ -8,12 +8,13 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from contextlib import suppress
+from dataclasses import replace
 from pathlib import Path
 from typing import TypedDict, Unpack
 
 import pytest
 
-from dstl_service.checkpoints.rewind import RewindReport, rewind
+from dstl_service.checkpoints.rewind import RewindReport, describe_rewind, rewind
 from dstl_service.cli import main
 from dstl_service.collection.deletion import delete_subsumed
 from dstl_service.collection.retention import retained_manifests
@@ -23,7 +24,7 @@ from dstl_service.registry.job_deletion import delete_job
 from dstl_service.registry.job_store import JobStore
 from dstl_service.repair.fsck import check_job
 from dstl_service.repair.rebuild import rebuild_registry
-from dstl_service.wire import CheckpointRef
+from dstl_service.wire import SINK, CheckpointRef, OperatorInfo
 from storage.errors import FencedError, InvalidInputError, NotFoundError
 from storage.memory_store import MemoryStore
 from storage.object_store import ObjectStore, exists
@@ -116,6 +117,24 @@ def test_dry_run_changes_nothing(store: MemoryStore) -> None:
 
     assert (report.is_written, report.given_up, report.epoch) == (False, 1, 0)
     assert [info.key for info in store.list("")] == before
+
+
+def test_published_output_that_stays_is_told(store: MemoryStore) -> None:
+    """What sinks have published after the target cannot be taken back."""
+    driver = QueryDriver(store, 1)
+    for _ in range(3):
+        driver.complete()
+    sinks = (
+        OperatorInfo("late", 1, "", {}, kind=SINK, published=2),
+        OperatorInfo("early", 1, "", {}, kind=SINK, published=1),
+        OperatorInfo("new", 1, "", {}, kind=SINK),
+    )
+    driver.latest, _ = driver.jobs.create(replace(driver.request(), operators=sinks))
+
+    report = rewind(driver.jobs, "job", FakeIds(), checkpoint_id=1)
+
+    assert report.published == {"late": 2}
+    assert "; sink late has published output up to checkpoint 2 at least, which stays" in describe_rewind(report)
 
 
 def test_older_driver_is_fenced(store: MemoryStore) -> None:

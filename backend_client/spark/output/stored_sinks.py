@@ -1,0 +1,50 @@
+"""Sinks that a job had before: none is left with unpublished output unnoticed. No I/O."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from dstl_service.wire import CLOSED_SINK, SINK, CheckpointInfo, OperatorInfo
+from storage.errors import InvalidInputError
+
+
+def closed_sinks(
+    latest: CheckpointInfo | None, name: str, system: str, abandoned: frozenset[str]
+) -> tuple[OperatorInfo, ...]:
+    """
+    Return the stored sinks that a query no longer has, as closed ones.
+
+    Args:
+        latest: The job's newest checkpoint.
+        name: Name of the query's sink; empty without one.
+        system: What kind of sink it is.
+        abandoned: Sinks whose unpublished output the user gave up.
+
+    Raises:
+        InvalidInputError: Output of one may be unpublished, and the user did not give it up; or the query's sink was of
+            another kind.
+    """
+    closed = []
+    for stored in stored_sinks(latest).values():
+        assert latest is not None
+        if stored.name == name:
+            if stored.kind == SINK and stored.key_schema != system:
+                raise InvalidInputError(
+                    f"sink {name!r} was a {stored.key_schema}, now it is a {system}: give the new one another name"
+                )
+        elif stored.kind == CLOSED_SINK:
+            closed.append(stored)
+        elif stored.name in abandoned:
+            closed.append(replace(stored, kind=CLOSED_SINK, published=latest.ref.id))
+        else:
+            raise InvalidInputError(
+                f"the query no longer has sink {stored.name!r}, to which output up to batch {latest.ref.id} may still "
+                "have to be published: start and stop it once more with that sink, which publishes everything, and "
+                f"then add option('abandonOutput', {stored.name!r})"
+            )
+    return tuple(closed)
+
+
+def stored_sinks(latest: CheckpointInfo | None) -> dict[str, OperatorInfo]:
+    """Return the sinks that a checkpoint knows, by name."""
+    return {info.name: info for info in latest.operators if info.is_sink} if latest else {}

@@ -1,0 +1,148 @@
+"""The conformance kit: the sinks here keep their promises, and a sink that breaks one is found out."""
+
+from __future__ import annotations
+
+import sqlite3
+from collections.abc import Callable, Iterable, Sequence
+from contextlib import closing
+from dataclasses import dataclass
+from pathlib import Path
+
+import psycopg
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+
+from backend_client.sinks.kafka import KafkaSink
+from backend_client.sinks.parquet import ParquetSink
+from backend_client.sinks.postgres import PostgresSink
+from backend_client.sinks.protocol import Marker, Sink, Slot, SlotPublisher
+from backend_client.testing import sink_kit
+from backend_client.testing.sink_kit import SinkKit
+from tests.support.kafka_reader import committed_values
+from tools.servers.kafka import KafkaBroker
+from tools.servers.postgres import PostgresServer
+from tools.servers.sqlite_sink import SqliteSink
+
+pytestmark = [pytest.mark.integration, pytest.mark.timeout(180)]
+
+NUMBERS, VALUES = pa.schema({"n": pa.int64()}), pa.schema({"value": pa.string()})
+
+
+def numbers(values: Sequence[int]) -> pa.RecordBatch:
+    return pa.record_batch({"n": list(values)}, schema=NUMBERS)
+
+
+def texts(values: Sequence[int]) -> pa.RecordBatch:
+    return pa.record_batch({"value": list(map(str, values))}, schema=VALUES)
+
+
+def test_sqlite(tmp_path: Path) -> None:
+    """The example of a sink of one's own."""
+    sink = SqliteSink(str(tmp_path / "out.db"))
+    assert SinkKit(sink, NUMBERS, numbers, lambda: [row["n"] for row in sink.records()]).run() == []
+
+
+def test_kafka() -> None:
+    """A transaction for each slot and checkpoint."""
+    with KafkaBroker(partitions=1) as broker:
+        sink = KafkaSink(broker.servers, "out")
+        kit = SinkKit(sink, VALUES, texts, lambda: list(map(int, committed_values(broker.servers, "out"))))
+        assert kit.run() == []
+
+
+def test_postgres() -> None:
+    """A transaction for each slot and checkpoint."""
+    with PostgresServer() as server:
+        with psycopg.connect(server.conninfo) as connection:
+            connection.execute("create table out (at bigserial, n bigint)")
+
+        def read() -> list[int]:
+            with psycopg.connect(server.conninfo) as connection:
+                return [n for (n,) in connection.execute("select n from out order by at")]
+
+        assert SinkKit(PostgresSink(server.conninfo, "out"), NUMBERS, numbers, read).run() == []
+
+
+def test_parquet(tmp_path: Path) -> None:
+    """A file for each slot and checkpoint."""
+
+    def read() -> list[int]:
+        files = sorted((tmp_path / "out").glob("*.parquet"))
+        return [n for path in files for n in pq.read_table(path)["n"].to_pylist()]
+
+    assert SinkKit(ParquetSink((tmp_path / "out").as_uri()), NUMBERS, numbers, read).run() == []
+
+
+@dataclass(frozen=True, slots=True)
+class Careless(Sink):
+    """Publishes to SQLite and breaks one promise."""
+
+    sink: SqliteSink
+    fault: str
+
+    def check(self, columns: pa.Schema, slots: Sequence[Slot]) -> None:
+        """Create the tables."""
+        self.sink.check(columns, slots)
+
+    def open(self, slot: Slot) -> SlotPublisher:
+        """Open the slot."""
+        return _CarelessPublisher(self.sink, slot, self.fault)
+
+
+class _CarelessPublisher(SlotPublisher):
+    def __init__(self, sink: SqliteSink, slot: Slot, fault: str) -> None:
+        self._sink, self._slot, self._fault = sink, slot, fault
+        self._publisher = sink.open(slot)
+
+    def last_published(self) -> Marker | None:
+        """Return the marker."""
+        return None if self._fault == "forgets" else self._publisher.last_published()
+
+    def publish(self, records: Iterable[pa.RecordBatch], marker: Marker) -> int:
+        """Publish with the fault."""
+        if self._fault == "writes first":
+            return self._write_first(records, marker)
+        if self._fault == "fences nobody":
+            self._publisher = self._sink.open(self._slot)
+        batches = list(records) if self._fault == "fences nobody" else records
+        if self._fault == "reverses":
+            batches = [batch.take(list(range(batch.num_rows))[::-1]) for batch in batches]
+        if self._fault == "fences nobody":
+            self._publisher = self._sink.open(self._slot)
+        count = self._publisher.publish(batches, marker)
+        if self._fault == "doubles":
+            self._write_first([numbers([row["n"]]) for row in self._sink.records()[-1:]], marker)
+        return count
+
+    def close(self) -> None:
+        """Close the file."""
+        self._publisher.close()
+
+    def _write_first(self, records: Iterable[pa.RecordBatch], marker: Marker) -> int:
+        with closing(sqlite3.connect(self._sink.path)) as connection:
+            for batch in records:
+                for row in batch.to_pylist():
+                    text = f'{{"n": {row["n"]}}}'
+                    connection.execute("insert into records (slot, record) values (?, ?)", (marker.slot, text))
+                connection.commit()
+        return self._publisher.publish([], marker)
+
+
+@pytest.mark.parametrize(
+    ("fault", "promise"),
+    [
+        ("forgets", sink_kit.MARKER),
+        ("writes first", sink_kit.ATOMIC),
+        ("fences nobody", sink_kit.FENCED),
+        ("reverses", sink_kit.ORDER),
+        ("doubles", sink_kit.ONCE),
+    ],
+)
+def test_broken_promises_are_found(tmp_path: Path, fault: str, promise: str) -> None:
+    """The kit says which promise was broken, and in which history."""
+    sink = SqliteSink(str(tmp_path / "out.db"))
+    read: Callable[[], list[int]] = lambda: [row["n"] for row in sink.records()]  # noqa: E731
+    broken = SinkKit(Careless(sink, fault), NUMBERS, numbers, read).run()
+    assert promise in {item.promise for item in broken}
+    assert all(item.history and item.seen for item in broken)

@@ -127,7 +127,11 @@ DOORS: dict[str, tuple[str, ...]] = {
         "loadtest/",
         "tools/servers/",
     ),
-    "psycopg": ("backend_client/sinks/postgres.py", "loadtest/", "tools/servers/"),
+    "psycopg": (
+        *(f"backend_client/sinks/{name}.py" for name in ("postgres", "postgres_check")),
+        "loadtest/",
+        "tools/servers/",
+    ),
     "pyspark": ("backend_client/spark/", "backend_client/testing/", "loadtest/", "tools/servers/", "tools/walk/job.py"),
     # Private modules may change with any release and have one door; ruff's SLF001 checks private members.
     "pyspark.sql.pandas": ("backend_client/spark/private/",),

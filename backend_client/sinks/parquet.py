@@ -4,15 +4,21 @@ Publishes Parquet files into a folder of an object store or a mounted disk, one 
 A file appears whole or not at all, so whoever lists the folder sees committed records only. The marker is in the file's
 own metadata, and the files of a slot are numbered: each is put only if its number is not taken. That is the whole
 commit. A publisher that was paused finds its number taken, and is fenced.
+
+Beside it, a slot's *entry* in a hidden folder repeats number and marker. It spares a listing, and lets published files
+be deleted or compacted. It may be old, so the file of the next number is always looked for.
 """
 
 from __future__ import annotations
 
+import mmap
 import struct
-from collections.abc import Iterable, Mapping, Sequence
-from contextlib import suppress
+import tempfile
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass, field
-from typing import Any
+from itertools import groupby
+from typing import IO, Any, NamedTuple
 
 import pyarrow as pa
 import pyarrow.parquet as pq
@@ -32,6 +38,9 @@ from storage.open import open_store
 
 _MARKER = b"dstl.marker"
 _SUFFIX = ".parquet"
+_HIDDEN = "_dstl"
+"""Readers leave out what begins with an underscore."""
+_ROW_GROUP_BYTES = 64 << 20
 _TAIL_BYTES = 64 << 10
 _FOOTER = struct.Struct("<I4s")
 _MAGIC = b"PAR1"
@@ -58,10 +67,12 @@ class ParquetSink(Sink):
     def check(self, columns: pa.Schema, slots: Sequence[Slot]) -> None:
         """Check that the folder can be written, and the columns stored."""
         try:
-            _encoded([], columns, "", self.compression)
+            with tempfile.TemporaryFile() as file:
+                _write(file, [], columns, "", self.compression)
         except (pa.ArrowException, ValueError, TypeError, OSError) as error:
             raise InvalidInputError(f"the result cannot be stored as Parquet: {error}") from error
-        store = self._store()
+        # In the hidden folder: a reader that lists the other one must not find the probe.
+        store = open_store(f"{self.path.rstrip('/')}/{_HIDDEN}", **self.store_options)
         try:
             store.check_writable()
         except DstlError as error:
@@ -71,10 +82,28 @@ class ParquetSink(Sink):
 
     def open(self, slot: Slot) -> SlotPublisher:
         """Open a slot. Of several publishers the first one to put the next file wins; the others are fenced."""
-        return _ParquetPublisher(self._store(), slot, self.compression)
+        store = open_store(self.path, **self.store_options)
+        try:
+            return _ParquetPublisher(store, slot, self.compression)
+        except BaseException:
+            store.close()
+            raise
 
-    def _store(self) -> ObjectStore:
-        return open_store(self.path, **self.store_options)
+
+class _Entry(NamedTuple):
+    """The number of a slot's newest file, and the marker of what is published."""
+
+    number: int
+    marker: Marker
+
+    def to_bytes(self) -> bytes:
+        return f"{self.number} {self.marker.to_text()}".encode("ascii")
+
+    @classmethod
+    def parse(cls, data: bytes) -> _Entry:
+        """Read the result of `to_bytes`; ValueError for anything else."""
+        number, _, marker = data.decode("ascii").partition(" ")
+        return cls(int(number), Marker.parse(marker))
 
 
 class _ParquetPublisher(SlotPublisher):
@@ -83,77 +112,180 @@ class _ParquetPublisher(SlotPublisher):
         self._slot = slot
         self._compression = compression
         name = f"{slot.sink}-{slot.job_uid}-{slot.number:05d}"
-        self._prefix, self._hint = f"{name}-", f"_dstl/{name}"
-        self._last = self._newest(self._hinted())
-        self._marker = None if self._last is None else _marker(store, self._key(self._last))
+        self._prefix, self._entry = f"{name}-", f"{_HIDDEN}/{name}"
+        self._last = self._newest()
 
     def last_published(self) -> Marker | None:
-        """Return the marker in the newest file."""
-        return self._marker
+        """Return the marker that was there when the slot was opened, or that was published since."""
+        return None if self._last is None else self._last.marker
 
     def publish(self, records: Iterable[pa.RecordBatch], marker: Marker) -> int:
         """Put the next file; without records only if the marker is the first one of a branch, or of the slot."""
-        batches = list(records)
-        count = sum(int(batch.num_rows) for batch in batches)
-        is_on_branch = self._marker is not None and self._marker.checkpoint.branch == marker.checkpoint.branch
-        if count == 0 and is_on_branch:
-            return 0  # the next marker says the same and more
-        schema = batches[0].schema if batches else self._slot.columns
-        if schema is None:
-            raise InvalidInputError("a slot without columns cannot be published to without records")
-        number = 0 if self._last is None else self._last + 1
-        data = _encoded(batches, schema, marker.to_text(), self._compression)
-        try:
-            self._store.put(self._key(number), data, if_absent=True)
-        except ConflictError as error:
-            raise FencedError(
-                f"slot {self._slot.number} of sink {self._slot.sink!r} was published by another publisher"
-            ) from error
-        self._last, self._marker = number, marker
-        with suppress(DstlError):  # saves requests only
-            self._store.put(self._hint, b"%d" % number)
-        return count
+        number = 0 if self._last is None else self._last.number + 1
+        with ExitStack() as files:
+            written = _written(records, marker.to_text(), self._compression, files)
+            if written is None and self._is_on_branch(marker):
+                return self._publish_nothing(marker)
+            written = written or self._written_empty(marker, files)
+            data = memoryview(mmap.mmap(written.file.fileno(), 0, access=mmap.ACCESS_READ))
+            try:
+                self._store.put(self._key(number), data, if_absent=True)
+            except ConflictError as error:
+                raise self._fenced() from error
+        self._last = _Entry(number, marker)
+        self._keep()
+        return written.rows
 
     def close(self) -> None:
         """Close the store."""
         self._store.close()
 
+    def _is_on_branch(self, marker: Marker) -> bool:
+        return self._last is not None and self._last.marker.checkpoint.branch == marker.checkpoint.branch
+
+    def _publish_nothing(self, marker: Marker) -> int:
+        """
+        Replace the marker only, unless somebody else has put a file.
+
+        An older marker that comes late does no harm: there is nothing between the two.
+        """
+        assert self._last is not None
+        if self._exists(self._last.number + 1):
+            raise self._fenced()
+        self._last = _Entry(self._last.number, marker)
+        self._store.put(self._entry, self._last.to_bytes())
+        return 0
+
+    def _fenced(self) -> FencedError:
+        return FencedError(f"slot {self._slot.number} of sink {self._slot.sink!r} was published by another publisher")
+
+    def _written_empty(self, marker: Marker, files: ExitStack) -> _Written:
+        if self._slot.columns is None:
+            raise InvalidInputError("a slot without columns cannot be published to without records")
+        file = _temporary(files)
+        _write(file, [], self._slot.columns, marker.to_text(), self._compression)
+        return _Written(file, 0)
+
     def _key(self, number: int) -> str:
         return f"{self._prefix}{number:012d}{_SUFFIX}"
 
-    def _hinted(self) -> int:
-        """Return the number of a file that may be the newest; -1 if nothing is known."""
-        with suppress(NotFoundError, ValueError):
-            return int(self._store.get(self._hint))
-        return -1
-
-    def _newest(self, hint: int) -> int | None:
-        """Return the number of the newest file; a listing may be old, so the next one is always looked for."""
-        listed = [self._number(info.key) for info in self._store.list(self._prefix, start_after=self._key(hint - 1))]
-        if not listed and hint > 0:  # the folder was emptied, or the hint is another folder's
-            listed = [self._number(info.key) for info in self._store.list(self._prefix)]
-        newest = max((number for number in listed if number is not None), default=-1)
-        while True:
-            try:
-                self._store.head(self._key(newest + 1))
-            except NotFoundError:
-                return newest if newest >= 0 else None
+    def _newest(self) -> _Entry | None:
+        """Return what is published: what the entry says, or a file that was put after it."""
+        entry = self._stored()
+        newest = self._listed() if entry is None else entry.number
+        while self._exists(newest + 1):
             newest += 1
+        if entry is not None and newest == entry.number:
+            return entry
+        if newest < 0:
+            return None
+        self._last = _Entry(newest, _marker(self._store, self._key(newest)))
+        self._keep()
+        return self._last
 
-    def _number(self, key: str) -> int | None:
-        text = key.removeprefix(self._prefix).removesuffix(_SUFFIX)
-        return int(text) if text.isdigit() else None
+    def _keep(self) -> None:
+        """Write the entry, which is repeated by whoever opens the slot next if that fails."""
+        assert self._last is not None
+        with suppress(DstlError):
+            self._store.put(self._entry, self._last.to_bytes())
+
+    def _stored(self) -> _Entry | None:
+        with suppress(NotFoundError, ValueError):
+            return _Entry.parse(self._store.get(self._entry))
+        return None
+
+    def _listed(self) -> int:
+        """Return the highest number in a listing; -1 if there is none."""
+        texts = (info.key.removeprefix(self._prefix).removesuffix(_SUFFIX) for info in self._store.list(self._prefix))
+        return max((int(text) for text in texts if text.isdigit()), default=-1)
+
+    def _exists(self, number: int) -> bool:
+        with suppress(NotFoundError):
+            self._store.head(self._key(number))
+            return True
+        return False
 
 
-def _encoded(batches: Sequence[pa.RecordBatch], schema: pa.Schema, marker: str, compression: str) -> bytes:
-    """Return a file's bytes: the same for the same batches and marker."""
+class _Written(NamedTuple):
+    file: IO[bytes]
+    rows: int
+
+
+def _written(records: Iterable[pa.RecordBatch], marker: str, compression: str, files: ExitStack) -> _Written | None:
+    """
+    Write records into a temporary file, one row group in memory at a time; return None if there are none.
+
+    Records from before a change of the query may have other columns: then the file has the columns of all.
+    """
+    parts, rows = [], 0
+    filled = (batch for batch in records if batch.num_rows)
+    for schema, batches in groupby(filled, lambda batch: batch.schema):
+        file = _temporary(files)
+        rows += _write(file, batches, schema, marker, compression)
+        parts.append(file)
+    if len(parts) <= 1:
+        return _Written(parts[0], rows) if parts else None
+    sources = [pq.ParquetFile(part) for part in parts]
+    try:
+        schema = pa.unify_schemas([source.schema_arrow for source in sources], promote_options="permissive")
+    except pa.ArrowException as error:
+        raise UnavailableError(
+            f"unpublished output of before and after a change of the query does not fit into one file: {error}; "
+            "start and stop the former query once, or give the output up"
+        ) from error
+    merged = _temporary(files)
+    _write(merged, (batch for source in sources for batch in source.iter_batches()), schema, marker, compression)
+    return _Written(merged, rows)
+
+
+def _write(file: IO[bytes], batches: Iterable[pa.RecordBatch], schema: pa.Schema, marker: str, compression: str) -> int:
+    """Write a Parquet file; return its number of rows."""
     schema = schema.with_metadata({**(schema.metadata or {}), _MARKER: marker.encode()})
-    sink = pa.BufferOutputStream()
-    with pq.ParquetWriter(sink, schema, compression=compression) as writer:
-        for batch in batches:
-            writer.write_batch(batch.cast(schema))
-    data: bytes = sink.getvalue().to_pybytes()
-    return data
+    rows = 0
+    writer = pq.ParquetWriter(file, schema, compression=compression)
+    try:
+        for group in _groups(batches):
+            tables = [schema.empty_table(), *(pa.Table.from_batches([batch]) for batch in group)]
+            table = pa.concat_tables(tables, promote_options="permissive").cast(schema)
+            with _room():
+                writer.write_table(table, row_group_size=table.num_rows)
+            rows += table.num_rows
+        with _room():
+            writer.close()
+            file.flush()
+    except BaseException:
+        with suppress(OSError, pa.ArrowException):
+            writer.close()
+        raise
+    return rows
+
+
+@contextmanager
+def _room() -> Iterator[None]:
+    try:
+        yield
+    except OSError as error:
+        raise UnavailableError(
+            f"the file cannot be made in the folder {tempfile.gettempdir()} of this host: {error.strerror or error}; "
+            "make room there, or name another folder with TMPDIR"
+        ) from error
+
+
+def _temporary(files: ExitStack) -> IO[bytes]:
+    return files.enter_context(tempfile.TemporaryFile())
+
+
+def _groups(batches: Iterable[pa.RecordBatch]) -> Iterator[list[pa.RecordBatch]]:
+    group: list[pa.RecordBatch] = []
+    size = 0
+    for batch in batches:
+        group.append(batch)
+        size += batch.nbytes
+        if size >= _ROW_GROUP_BYTES:
+            yield group
+            group, size = [], 0
+    if group:
+        yield group
 
 
 def _marker(store: ObjectStore, key: str) -> Marker:

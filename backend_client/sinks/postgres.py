@@ -8,25 +8,48 @@ locks the row and compares the number, so one that was paused can commit nothing
 from __future__ import annotations
 
 import hashlib
+import re
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
+from itertools import groupby
 from typing import Any
 
 import psycopg
 import pyarrow as pa
 from psycopg import sql
-from psycopg.types.json import Jsonb
+from psycopg.conninfo import conninfo_to_dict, make_conninfo
 
+from backend_client.sinks.postgres_check import check_is_kept, check_table
+from backend_client.sinks.postgres_types import has_nul, rows
 from backend_client.sinks.protocol import Marker, Sink, Slot, SlotPublisher
 from storage.errors import FencedError, InvalidInputError, UnavailableError
 
 _MARKERS = """
-create table if not exists {} (
+create table {} (
   sink text, job_uid text, slot int, opened bigint not null, marker text, primary key (sink, job_uid, slot)
 )
 """
-_TIMEOUTS = {"lock_timeout": "20s", "idle_in_transaction_session_timeout": "10min"}
+_MARKERS_RIGHTS = """
+select relpersistence::text, array(
+  select p from unnest(array['select', 'insert', 'update']) p where not has_table_privilege(oid, p)
+) from pg_class where oid = to_regclass(%s)
+"""
+# Marker and rows must be on the server's disk before the log gives them up. `on` waits for replicas, too, if there are
+# synchronous ones; other settings than `off` are the administrator's choice.
+_SESSION = """
+select set_config('lock_timeout', '20s', false), set_config('idle_in_transaction_session_timeout', '10min', false),
+  set_config('synchronous_commit', replace(current_setting('synchronous_commit'), 'off', 'on'), false)
+"""
+_CONNECTION = {
+    # A host that vanished is noticed after half a minute; the kernel's own limits are hours.
+    "connect_timeout": "10",
+    "keepalives_idle": "10",
+    "keepalives_interval": "5",
+    "keepalives_count": "4",
+    "tcp_user_timeout": "30000",
+}
+_CONTEXT_COLUMN = re.compile(r"COPY .*, line \d+, column ([^:\n]+)")
 _NUMBER = "dstl_number"
 
 
@@ -51,33 +74,71 @@ class PostgresSink(Sink):
     delete_when: str | None = None
     markers: str = "output_markers"
 
+    def __post_init__(self) -> None:
+        key: object = self.key
+        if isinstance(key, str):
+            raise InvalidInputError(f"key must be a tuple of columns, such as ({key!r},)")
+        try:
+            conninfo_to_dict(self.conninfo)
+        except psycopg.ProgrammingError:
+            # libpq quotes what it does not understand, which may be a part of the password.
+            raise InvalidInputError(
+                "conninfo has a wrong form; it is host=... dbname=... user=..., values with spaces in '', or a "
+                "postgresql:// URL"
+            ) from None
+
     def check(self, columns: pa.Schema, slots: Sequence[Slot]) -> None:
-        """Check columns and rights; create the table of markers."""
+        """Check columns, types and rights; create the table of markers."""
         if self.delete_when is not None and not self.key:
             raise InvalidInputError("delete_when needs key: the columns by which a row is found")
         missing = [name for name in (*self.key, *filter(None, [self.delete_when])) if name not in columns.names]
         if missing:
             raise InvalidInputError(f"the result has no column {', '.join(missing)}; it has {', '.join(columns.names)}")
-        with _told(self.table), self._connect("dstl-check") as connection:
-            wanted = [name for name in columns.names if name != self.delete_when]
-            try:
-                connection.execute(_select(self.table, wanted))
-            except (psycopg.errors.UndefinedTable, psycopg.errors.UndefinedColumn) as error:
-                raise InvalidInputError(
-                    f"the sink writes the columns {', '.join(wanted)} of table {self.table}: {_text(error)}; create it"
-                ) from error
-            connection.execute(sql.SQL(_MARKERS).format(_name(self.markers)))
+        if self.delete_when is not None and not pa.types.is_boolean(columns.field(self.delete_when).type):
+            given = columns.field(self.delete_when).type
+            raise InvalidInputError(f"delete_when names column {self.delete_when}, which is {given}, not boolean")
+        with _told(self.table), self.connect("dstl-check") as connection:
+            table = _name(self.table).as_string(connection)
+            check_table(connection, table, self.table, columns, self.key, self.delete_when)
+            self._check_markers(connection)
 
     def open(self, slot: Slot) -> SlotPublisher:
         """Open a slot, and end the sessions of its older publishers."""
         # PostgreSQL cuts longer names off.
         digest = hashlib.sha256(f"{slot.job_uid} {slot.sink} {slot.number}".encode()).hexdigest()[:32]
         with _told(self.table):
-            return _PostgresPublisher(self, slot, self._connect(f"dstl-{digest}"))
+            connection = self.connect(f"dstl-{digest}")
+            try:
+                return _PostgresPublisher(self, slot, connection)
+            except BaseException:
+                connection.close()
+                raise
 
-    def _connect(self, name: str) -> psycopg.Connection:
-        options = " ".join(f"-c {setting}={value}" for setting, value in _TIMEOUTS.items())
-        return psycopg.connect(self.conninfo, application_name=name, options=options, connect_timeout=10)
+    def connect(self, name: str) -> psycopg.Connection:
+        """Return a session of this name; each statement is a transaction, unless one is begun."""
+        options: dict[str, Any] = {**_CONNECTION, **conninfo_to_dict(self.conninfo), "application_name": name}
+        connection = psycopg.connect(make_conninfo(**options), autocommit=True)
+        connection.execute(_SESSION)
+        return connection
+
+    def _check_markers(self, connection: psycopg.Connection) -> None:
+        markers = _name(self.markers)
+        found = connection.execute(_MARKERS_RIGHTS, [markers.as_string(connection)]).fetchone()
+        statement = sql.SQL(_MARKERS).format(markers)
+        if found is None:
+            try:
+                with suppress(psycopg.errors.DuplicateTable, psycopg.errors.UniqueViolation):  # made just now
+                    connection.execute(statement)
+            except (psycopg.errors.InsufficientPrivilege, psycopg.errors.InvalidSchemaName) as error:
+                text = " ".join(statement.as_string(connection).split())
+                raise InvalidInputError(
+                    f"the table of markers cannot be created: {_text(error)}; let an administrator run: {text}; and "
+                    "grant select, insert, update on it to the sink's user"
+                ) from error
+            return
+        check_is_kept(self.markers, found[0])
+        if found[1]:
+            raise InvalidInputError(f"grant {', '.join(found[1])} on table {self.markers} to the sink's user")
 
 
 class _PostgresPublisher(SlotPublisher):
@@ -108,15 +169,21 @@ class _PostgresPublisher(SlotPublisher):
 
     def publish(self, records: Iterable[pa.RecordBatch], marker: Marker) -> int:
         """Copy the records and replace the marker in one transaction."""
-        with _told(self._sink.table), self._connection.transaction():
-            self._lock()
-            count = self._write(records)
-            self._connection.execute(
-                sql.SQL("update {} set marker = %s where (sink, job_uid, slot) = (%s, %s, %s)").format(
-                    _name(self._sink.markers)
-                ),
-                (marker.to_text(), *self._key),
-            )
+        try:
+            with _told(self._sink.table), self._connection.transaction():
+                self._lock()
+                count = self._write(records)
+                self._connection.execute(
+                    sql.SQL("update {} set marker = %s where (sink, job_uid, slot) = (%s, %s, %s)").format(
+                        _name(self._sink.markers)
+                    ),
+                    (marker.to_text(), *self._key),
+                )
+        except UnavailableError as error:
+            # A newer publisher ends this session; so does a restart of the server.
+            if isinstance(error.__cause__, psycopg.OperationalError) and self._is_overtaken():
+                raise self._fenced() from error
+            raise
         self._marker = marker
         return count
 
@@ -129,29 +196,52 @@ class _PostgresPublisher(SlotPublisher):
         query = sql.SQL("select opened from {} where (sink, job_uid, slot) = (%s, %s, %s) for update")
         row = self._connection.execute(query.format(_name(self._sink.markers)), self._key).fetchone()
         if row is None or row[0] != self._opened:
-            raise FencedError(f"slot {self._slot.number} of sink {self._slot.sink!r} was opened by another publisher")
+            raise self._fenced()
+
+    def _fenced(self) -> FencedError:
+        return FencedError(f"slot {self._slot.number} of sink {self._slot.sink!r} was opened by another publisher")
+
+    def _is_overtaken(self) -> bool:
+        """Look in a session of its own; no answer is a no."""
+        query = sql.SQL("select opened from {} where (sink, job_uid, slot) = (%s, %s, %s)")
+        with suppress(psycopg.Error), self._sink.connect("dstl-look") as connection:
+            row = connection.execute(query.format(_name(self._sink.markers)), self._key).fetchone()
+            return row is None or row[0] != self._opened
+        return False
 
     def _write(self, records: Iterable[pa.RecordBatch]) -> int:
         count = 0
-        for batch in records:
-            if not self._sink.key:
-                self._copy(_name(self._sink.table), batch)
+        # Records from before a change of the query may have other columns.
+        for names, batches in groupby(records, lambda batch: tuple(batch.schema.names)):
+            if self._sink.key:
+                count += self._merge(names, batches)
             else:
-                self._merge(batch)
-            count += int(batch.num_rows)
+                count += self._copy(_name(self._sink.table), names, batches)
         return count
 
-    def _copy(self, table: sql.Composable, batch: pa.RecordBatch, *, numbered: bool = False) -> None:
-        columns = [*batch.schema.names, *([_NUMBER] if numbered else [])]
-        statement = sql.SQL("copy {} ({}) from stdin").format(table, _columns(columns))
-        rows = _rows(batch)
+    def _copy(
+        self,
+        table: sql.Composable,
+        names: tuple[str, ...],
+        batches: Iterable[pa.RecordBatch],
+        *,
+        numbered: bool = False,
+    ) -> int:
+        statement = sql.SQL("copy {} ({}) from stdin").format(table, _columns([*names, _NUMBER] if numbered else names))
+        number = 0
         with self._connection.cursor() as cursor, cursor.copy(statement) as copy:
-            for number, row in enumerate(rows):
-                copy.write_row((*row, number) if numbered else row)
+            for batch in batches:
+                for row in rows(batch):
+                    try:
+                        copy.write_row((*row, number) if numbered else row)
+                    except psycopg.DataError as error:
+                        raise _refused(self._sink.table, names, row, error) from error
+                    number += 1
+        return number
 
-    def _merge(self, batch: pa.RecordBatch) -> None:
+    def _merge(self, names: tuple[str, ...], batches: Iterable[pa.RecordBatch]) -> int:
         """Upsert and delete by key; of several rows of one key the last one counts."""
-        sink, names = self._sink, batch.schema.names
+        sink = self._sink
         target, new = _name(sink.table), sql.Identifier("dstl_new")
         own = [name for name in names if name != sink.delete_when]
         flag = sql.SQL(", false as {}").format(sql.Identifier(sink.delete_when)) if sink.delete_when else sql.SQL("")
@@ -177,7 +267,7 @@ class _PostgresPublisher(SlotPublisher):
                 "select {own}{flag}, 0::bigint as {number} from {target} with no data"
             ).format(**parts)
         )
-        self._copy(new, batch, numbered=True)
+        count = self._copy(new, names, batches, numbered=True)
         last = sql.SQL("select distinct on ({key}) * from {new} order by {key}, {number} desc").format(**parts)
         if sink.delete_when:
             deletion = "with l as ({last}) delete from {target} t using l where l.{deleted} and {same}"
@@ -189,6 +279,7 @@ class _PostgresPublisher(SlotPublisher):
         )
         execute(sql.SQL(statement).format(last=last, **parts))
         execute(sql.SQL("drop table {new}").format(**parts))
+        return count
 
 
 @contextmanager
@@ -196,24 +287,37 @@ def _told(table: str) -> Iterator[None]:
     """Turn PostgreSQL's errors into those of the protocol."""
     try:
         yield
-    except (psycopg.errors.AdminShutdown, psycopg.errors.IdleInTransactionSessionTimeout) as error:
-        raise FencedError(f"the session was ended, maybe by another publisher of the slot: {_text(error)}") from error
     except psycopg.Error as error:
         state = error.sqlstate or ("22" if isinstance(error, psycopg.DataError) else "08")
         advice = {
             "08": "check that the server is up and reachable",
+            "25": "connect to the primary server, not to a standby",
             "22": "the table cannot hold a value of the result: change the column's type, or the query",
             "23": "a row violates a constraint of the table: change the constraint, or remove what it collides with",
             "28": "check user and password",
+            "40": "it met another transaction, and is tried again",
             "42": "check the table and the rights of the sink's user",
             "53": "the server has no space, memory or connections left",
         }.get(state[:2], "it is tried again")
         raise UnavailableError(f"PostgreSQL refused output for table {table}: {_text(error)}; {advice}") from error
 
 
+def _refused(table: str, names: tuple[str, ...], row: tuple[Any, ...], error: psycopg.Error) -> UnavailableError:
+    """Return the error for a row that psycopg cannot write."""
+    bad = [name for name, value in zip(names, row, strict=False) if has_nul(value)]
+    if not bad:
+        return UnavailableError(f"PostgreSQL cannot hold a row for table {table}: {_text(error)}; change the query")
+    return UnavailableError(
+        f"column {', '.join(bad)} of table {table} cannot hold the character NUL (0x00), as no text in PostgreSQL can; "
+        f"remove it in the query: translate({bad[0]}, '\\0', '')"
+    )
+
+
 def _text(error: psycopg.Error) -> str:
     lines = [line.strip() for line in str(error).splitlines() if line.strip()]
-    return "; ".join(lines[:2])
+    column = _CONTEXT_COLUMN.search(error.diag.context or "")
+    found = [] if column is None else [f"column {column[1]}"]
+    return "; ".join([*lines[:2], *found])
 
 
 def _name(table: str) -> sql.Identifier:
@@ -222,18 +326,3 @@ def _name(table: str) -> sql.Identifier:
 
 def _columns(names: Iterable[str]) -> sql.Composed:
     return sql.SQL(", ").join(map(sql.Identifier, names))
-
-
-def _select(table: str, names: Sequence[str]) -> sql.Composed:
-    return sql.SQL("select {} from {} limit 0").format(_columns(names), _name(table))
-
-
-def _rows(batch: pa.RecordBatch) -> Iterator[tuple[Any, ...]]:
-    """Yield rows as psycopg takes them; structs and maps become JSON."""
-    lists = []
-    for column in batch.columns:
-        values = column.to_pylist()
-        if pa.types.is_struct(column.type) or pa.types.is_map(column.type):
-            values = [None if value is None else Jsonb(value) for value in values]
-        lists.append(values)
-    return zip(*lists, strict=True)

@@ -2,38 +2,87 @@
 
 from __future__ import annotations
 
+import errno
 import io
+import multiprocessing
+import os
+import signal
+from collections import Counter
 from collections.abc import Iterator
+from contextlib import contextmanager
+from multiprocessing.context import SpawnProcess
 from pathlib import Path
+from typing import Any
 
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
+from backend_client.sinks import parquet
 from backend_client.sinks.parquet import ParquetSink
 from backend_client.sinks.protocol import Marker, Slot
 from dstl_service.wire import BRANCH_GENERATIONS, CheckpointRef
-from storage.errors import CorruptDataError, FencedError, InvalidInputError
+from storage.errors import CorruptDataError, FencedError, InvalidInputError, UnavailableError
+from storage.object_store import ObjectData, ObjectStore
 from storage.open import open_store
+from tests.waiting import wait_until
 from tools.servers.s3_server import S3Server
 
+SPAWN = multiprocessing.get_context("spawn")
 pytestmark = [pytest.mark.integration, pytest.mark.timeout(120)]
 
 COLUMNS = pa.schema({"k": pa.string(), "v": pa.int64()})
 SLOT = Slot("job", "uid", "out", 1, COLUMNS)
+ENTRY = "_dstl/out-uid-00001"
+
+
+@pytest.fixture(scope="module")
+def s3() -> Iterator[S3Server]:
+    with S3Server() as server:
+        server.create_bucket("bucket")
+        yield server
 
 
 @pytest.fixture(params=["disk", "s3"])
-def sink(request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[ParquetSink]:
+def sink(request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> ParquetSink:
     """A sink in an empty folder."""
     if request.param == "disk":
-        yield ParquetSink((tmp_path / "out folder").as_uri())
-        return
-    with S3Server() as server:
-        server.create_bucket("bucket")
-        for name, value in server.env().items():
-            monkeypatch.setenv(name, value)
-        yield ParquetSink("s3://bucket/out")
+        return ParquetSink((tmp_path / "out folder").as_uri())
+    for name, value in request.getfixturevalue("s3").env().items():
+        monkeypatch.setenv(name, value)
+    return ParquetSink(f"s3://bucket/{tmp_path.name}/out")
+
+
+class CountingStore:
+    """A store that counts the calls of its methods."""
+
+    def __init__(self, store: ObjectStore) -> None:
+        self._store = store
+        self.url = store.url
+        self.calls = Counter[str]()
+
+    def __getattr__(self, name: str) -> Any:
+        method = getattr(self._store, name)
+
+        def counted(*arguments: Any, **options: Any) -> Any:
+            self.calls[name] += name != "close"
+            self.calls += Counter()
+            return method(*arguments, **options)
+
+        return counted
+
+
+@pytest.fixture
+def stores(monkeypatch: pytest.MonkeyPatch) -> list[CountingStore]:
+    """The stores that sinks have opened, in order."""
+    opened: list[CountingStore] = []
+
+    def counting(path: str, **options: Any) -> CountingStore:
+        opened.append(CountingStore(open_store(path, **options)))
+        return opened[-1]
+
+    monkeypatch.setattr(parquet, "open_store", counting)
+    return opened
 
 
 def marker(checkpoint_id: int, branch: int = 0) -> Marker:
@@ -58,25 +107,30 @@ def last(sink: ParquetSink) -> Marker | None:
         publisher.close()
 
 
-def seen(sink: ParquetSink) -> list[int]:
-    """Return the values in all files that do not count as hidden."""
+def names(sink: ParquetSink) -> list[str]:
+    """Return the objects that a reader which lists the folder takes for data."""
     store = open_store(sink.path)
-    names = [info.key for info in store.list("") if not info.key.startswith(("_", "."))]
-    assert all(name.endswith(".parquet") for name in names)
-    return [value for name in sorted(names) for value in pq.read_table(io.BytesIO(store.get(name)))["v"].to_pylist()]
+    return [info.key for info in store.list("") if not info.key.startswith(("_", "."))]
+
+
+def seen(sink: ParquetSink) -> list[int]:
+    """Return the values in all files that a reader sees."""
+    store = open_store(sink.path)
+    assert all(name.endswith(".parquet") for name in names(sink))
+    return [value for name in names(sink) for value in pq.read_table(io.BytesIO(store.get(name)))["v"].to_pylist()]
 
 
 def test_each_checkpoint_is_one_file_with_its_marker(sink: ParquetSink) -> None:
-    """Records in order; a checkpoint without records makes no file, but the first of a branch does."""
+    """Records in order; a checkpoint without records replaces the marker, and makes a file if it begins a branch."""
     sink.check(COLUMNS, [SLOT])
     assert (last(sink), seen(sink)) == (None, [])
     publish(sink, 0, 1, 2)
     publish(sink, 1)
-    assert last(sink) == marker(0), "the next marker says more"
+    assert (last(sink), len(names(sink))) == (marker(1), 1)
     publish(sink, 2, 3)
     assert (last(sink), seen(sink)) == (marker(2), [1, 2, 3])
     publish(sink, 1, branch=7)
-    assert (last(sink), seen(sink)) == (marker(1, 7), [1, 2, 3])
+    assert (last(sink), seen(sink), len(names(sink))) == (marker(1, 7), [1, 2, 3], 3)
 
 
 def test_an_older_publisher_is_fenced(sink: ParquetSink) -> None:
@@ -97,17 +151,185 @@ def test_a_repeated_put_counts_once(sink: ParquetSink) -> None:
     assert seen(sink) == [1]
 
 
-@pytest.mark.parametrize("hint", ["0", "5", "900", "x", None])
-def test_a_wrong_hint_costs_requests_only(sink: ParquetSink, hint: str | None) -> None:
-    """The newest file is found whatever the hint says."""
+@pytest.mark.parametrize("entry", ["0 uid 1 0.0.m0", "0", "x", "", None])
+def test_a_wrong_entry_costs_requests_only(sink: ParquetSink, entry: str | None) -> None:
+    """One that is old, damaged or missing: the newest file is found, and the entry is mended."""
     for number in range(4):
         publish(sink, number, number)
     store = open_store(sink.path)
-    if hint is None:
-        store.delete(["_dstl/out-uid-00001"])
-    else:
-        store.put("_dstl/out-uid-00001", hint.encode())
+    right = store.get(ENTRY)
+    store.delete([ENTRY]) if entry is None else store.put(ENTRY, entry.encode())
     assert last(sink) == marker(3)
+    assert store.get(ENTRY) == right
+
+
+def test_published_files_may_be_deleted(sink: ParquetSink) -> None:
+    """After a compaction by others, or a rule for old objects, nothing is published again, and numbers go on."""
+    for number in range(3):
+        publish(sink, number, number)
+    open_store(sink.path).delete(names(sink))
+    assert (last(sink), seen(sink)) == (marker(2), [])
+    publish(sink, 3, 3)
+    assert (last(sink), names(sink)) == (marker(3), ["out-uid-00001-000000000003.parquet"])
+
+
+def test_the_check_is_not_seen(sink: ParquetSink, stores: list[CountingStore]) -> None:
+    """What tries the store writes only where readers do not look."""
+    sink.check(COLUMNS, [SLOT])
+    assert stores[0].url.endswith("/out/_dstl") or stores[0].url.endswith("/out%20folder/_dstl")
+    assert stores[0].calls["check_writable"] == 1
+    assert names(sink) == []
+
+
+def test_a_publish_costs_few_requests(sink: ParquetSink, stores: list[CountingStore]) -> None:
+    """Neither a listing nor a growing number, however many files there are."""
+    for number in range(5):
+        publish(sink, number, number)
+    assert stores[0].calls == {"get": 1, "list": 1, "head": 1, "put": 2}
+    assert stores[-1].calls == {"get": 1, "head": 1, "put": 2}
+    publish(sink, 5)
+    assert stores[-1].calls == {"get": 1, "head": 2, "put": 1}
+
+
+def test_an_empty_publish_is_fenced(sink: ParquetSink) -> None:
+    """It has no file whose number could be taken."""
+    publish(sink, 0, 1)
+    older = sink.open(SLOT)
+    publish(sink, 1, 2)
+    with pytest.raises(FencedError, match="was published by another publisher"):
+        older.publish([], marker(1))
+    older.close()
+    assert last(sink) == marker(1)
+
+
+def test_memory_does_not_grow_with_the_records(sink: ParquetSink) -> None:
+    """One row group is held, and few of them are made."""
+    text = [f"{number:0512d}" for number in range(2048)]
+    batches = (pa.record_batch({"k": text, "v": [at] * 2048}, schema=COLUMNS) for at in range(300))
+    before = pa.total_allocated_bytes()
+    most = 0
+
+    def watched() -> Iterator[pa.RecordBatch]:
+        nonlocal most
+        for item in batches:
+            yield item
+            most = max(most, pa.total_allocated_bytes() - before)
+
+    publisher = sink.open(SLOT)
+    assert publisher.publish(watched(), marker(0)) == 300 * 2048
+    publisher.close()
+    assert most < 200 << 20, "of 300 MiB"
+    file = pq.ParquetFile(io.BytesIO(open_store(sink.path).get(names(sink)[0])))
+    assert (file.num_row_groups, file.metadata.num_rows) == (5, 300 * 2048)
+    assert file.read(columns=["v"])["v"].to_pylist()[::2048] == list(range(300))
+
+
+def test_records_of_a_changed_query_are_one_file(sink: ParquetSink) -> None:
+    """Output from before the change lies in the log with its own columns; what cannot be joined is told."""
+    new = pa.record_batch({"v": pa.array([2], pa.int64()), "w": ["x"]})
+    publisher = sink.open(SLOT)
+    assert publisher.publish([batch(1), new, batch(3)], marker(0)) == 3
+    table = pq.read_table(io.BytesIO(open_store(sink.path).get(names(sink)[0])))
+    assert table.to_pydict() == {"k": ["1", None, "3"], "v": [1, 2, 3], "w": [None, "x", None]}
+    with pytest.raises(UnavailableError, match="before and after a change of the query does not fit into one file"):
+        publisher.publish([batch(1), pa.record_batch({"v": ["text"]})], marker(1))
+    publisher.close()
+    assert (last(sink), seen(sink)) == (marker(0), [1, 2, 3])
+
+
+def test_errors_of_records_are_not_those_of_the_disk(sink: ParquetSink, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Only what the temporary file refuses is told as a lack of room; nothing is published."""
+
+    def broken() -> Iterator[pa.RecordBatch]:
+        yield batch(1)
+        raise OSError(errno.EIO, "the log cannot be read")
+
+    publisher = sink.open(SLOT)
+    with pytest.raises(OSError, match="the log cannot be read"):
+        publisher.publish(broken(), marker(0))
+
+    def full(*_: object, **__: object) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr(pq.ParquetWriter, "write_table", full)
+    with pytest.raises(UnavailableError, match=r"No space left on device; make room .*TMPDIR"):
+        publisher.publish([batch(1)], marker(0))
+    publisher.close()
+    assert (last(sink), names(sink)) == (None, [])
+
+
+def _publish_and_stop(sink: ParquetSink, step: str, how: signal.Signals) -> None:
+    """Publish in this process; send it a signal at a step."""
+
+    def at(reached: str) -> None:
+        if reached == step:
+            os.kill(os.getpid(), how)
+
+    def stopping(path: str, **options: Any) -> ObjectStore:
+        store = open_store(path, **options)
+        put = store.put
+
+        def put_and_stop(key: str, data: ObjectData, *, if_absent: bool = False) -> None:
+            at("before the file" if if_absent else "before the entry")
+            put(key, data, if_absent=if_absent)
+
+        store.put = put_and_stop  # type: ignore[method-assign]
+        return store
+
+    def records() -> Iterator[pa.RecordBatch]:
+        yield batch(7)
+        at("among the records")
+
+    parquet.open_store = stopping  # type: ignore[attr-defined, assignment]
+    sink.open(SLOT).publish(records(), marker(7))
+
+
+STEPS = ("among the records", "before the file", "before the entry")
+
+
+@contextmanager
+def stopped(sink: ParquetSink, step: str, how: signal.Signals) -> Iterator[SpawnProcess]:
+    """A publisher in a process of its own, which has got a signal at a step."""
+    process = SPAWN.Process(target=_publish_and_stop, args=(sink, step, how))
+    process.start()
+    try:
+        if how == signal.SIGKILL:
+            process.join(60)
+        else:
+            stat = Path(f"/proc/{process.pid}/stat")
+            wait_until(lambda: stat.read_text(encoding="ascii").rpartition(")")[2].split()[0] == "T")
+        yield process
+    finally:
+        process.kill()
+        process.join()
+
+
+@pytest.mark.parametrize("sink", ["disk"], indirect=True)
+@pytest.mark.parametrize("step", STEPS)
+def test_killed_publishers_leave_all_or_nothing(sink: ParquetSink, step: str) -> None:
+    """The next one sees by the marker which; what was begun is seen by nobody."""
+    publish(sink, 0, 1)
+    with stopped(sink, step, signal.SIGKILL) as process:
+        assert process.exitcode == -signal.SIGKILL
+    is_published = step == "before the entry"
+    assert (last(sink), seen(sink)) == ((marker(7), [1, 7]) if is_published else (marker(0), [1]))
+    publish(sink, 8, 8)
+    assert seen(sink) == ([1, 7, 8] if is_published else [1, 8])
+
+
+@pytest.mark.parametrize("sink", ["s3"], indirect=True)
+@pytest.mark.parametrize("step", STEPS)
+def test_suspended_publishers_change_nothing_later(sink: ParquetSink, step: str) -> None:
+    """They are overtaken while they sleep; awake, they add no record, and the marker stays the newest."""
+    publish(sink, 0, 1)
+    with stopped(sink, step, signal.SIGSTOP) as process:
+        found = last(sink)
+        publish(sink, 8, 8)
+        assert process.pid is not None
+        os.kill(process.pid, signal.SIGCONT)
+        process.join(60)
+        assert process.exitcode == (1 if found == marker(0) else 0)
+    assert (last(sink), seen(sink)) == (marker(8), [1, 8] if found == marker(0) else [1, 7, 8])
 
 
 def test_wide_files(sink: ParquetSink) -> None:

@@ -1,0 +1,158 @@
+"""Checks, before a query starts, that its output fits a table of PostgreSQL: columns, types, index, rights."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+import psycopg
+import pyarrow as pa
+
+from backend_client.sinks.postgres_types import ColumnType, fits, wanted_type
+from storage.errors import InvalidInputError
+
+_FIND = """
+select c.oid, c.relkind::text, c.relpersistence::text, row_security_active(c.oid),
+  has_database_privilege(current_database(), 'temp'), has_table_privilege(c.oid, 'delete')
+from pg_class c where c.oid = to_regclass(%s)
+"""
+_COLUMNS = """
+with recursive kind(name, oid) as (
+  select attname, atttypid from pg_attribute where attrelid = %(table)s and attnum > 0 and not attisdropped
+  union all select name, typbasetype from kind join pg_type on pg_type.oid = kind.oid where typtype = 'd'
+)
+select a.attname::text, t.typname::text, t.typcategory::text, e.typname::text, e.typcategory::text,
+  a.attnotnull and not a.atthasdef and a.attidentity = '', a.attgenerated <> '', a.attidentity = 'a',
+  array(select p from unnest(array['select', 'insert', 'update']) p where has_column_privilege(a.attrelid, a.attnum, p))
+from pg_attribute a join kind k on k.name = a.attname join pg_type t on t.oid = k.oid and t.typtype <> 'd'
+left join pg_type e on e.oid = t.typelem and t.typcategory = 'A'
+where a.attrelid = %(table)s and a.attnum > 0 and not a.attisdropped
+"""
+_KEYS = """
+select array(select a.attname::text from unnest((i.indkey::int2[])[0:i.indnkeyatts - 1]) n
+  join pg_attribute a on a.attrelid = i.indrelid and a.attnum = n)
+from pg_index i
+where i.indrelid = %s and i.indisunique and i.indisvalid and i.indimmediate and i.indpred is null and i.indexprs is null
+"""
+_TABLES = ("r", "p")  # plain and partitioned ones
+
+
+@dataclass(frozen=True, slots=True)
+class _Column:
+    type: ColumnType
+    is_required: bool
+    is_generated: bool
+    is_always_numbered: bool
+    rights: frozenset[str]
+
+
+def check_table(
+    connection: psycopg.Connection,
+    table: str,
+    name: str,
+    columns: pa.Schema,
+    key: Sequence[str],
+    delete_when: str | None,
+) -> None:
+    """
+    Check that output can be written to a table.
+
+    Args:
+        connection: To its database.
+        table: The table as SQL names it.
+        name: The table as the user named it.
+        columns: The output columns.
+        key: The sink's key; empty if rows are added.
+        delete_when: The column whose rows delete; not one of the table.
+
+    Raises:
+        InvalidInputError: They do not fit; says what is there and what is needed.
+    """
+    found = connection.execute(_FIND, [table]).fetchone()
+    wanted = [column for column in columns.names if column != delete_when]
+    if found is None:
+        raise InvalidInputError(f"table {name} does not exist; create it with the columns {_typed(columns, wanted)}")
+    oid, kind, persistence, has_row_security, may_use_temporary, may_delete = found
+    if kind not in _TABLES:
+        raise InvalidInputError(f"{name} is a view or foreign table, to which output cannot be copied; name a table")
+    check_is_kept(name, persistence)
+    if has_row_security:
+        raise InvalidInputError(f"row-level security of table {name} applies to the sink's user, who then cannot COPY")
+    there = _columns(connection, oid)
+    _check_columns(name, there, columns, wanted)
+    if key:
+        _check_key(connection, oid, name, there, key)
+    rights = {"insert", "select", "update"} if key else {"insert"}
+    missing = sorted({right for column in wanted for right in rights - there[column].rights})
+    missing += ["delete"] * (delete_when is not None and not may_delete)
+    if missing:
+        raise InvalidInputError(
+            f"the sink's user may not {', '.join(missing)}: grant {', '.join(missing)} on table {name} to it"
+        )
+    if key and not may_use_temporary:
+        raise InvalidInputError("upserts need temporary tables: grant temporary on the database to the sink's user")
+
+
+def check_is_kept(name: str, persistence: str) -> None:
+    """Raise `InvalidInputError` for a table that a crash of the server empties, while the log has given its rows up."""
+    if persistence != "p":
+        raise InvalidInputError(
+            f"table {name} is unlogged or temporary: a crash would lose what was published; "
+            f"alter table {name} set logged"
+        )
+
+
+def _columns(connection: psycopg.Connection, oid: int) -> dict[str, _Column]:
+    found = {}
+    for row in connection.execute(_COLUMNS, {"table": oid}).fetchall():
+        column, kind, category, element, element_category, required, generated, numbered, rights = row
+        of = None if element is None else ColumnType(element, element_category)
+        found[column] = _Column(ColumnType(kind, category, of), required, generated, numbered, frozenset(rights))
+    return found
+
+
+def _check_columns(name: str, there: Mapping[str, _Column], columns: pa.Schema, wanted: Sequence[str]) -> None:
+    missing = [column for column in wanted if column not in there]
+    if missing:
+        raise InvalidInputError(
+            f"table {name} lacks {_typed(columns, missing)}; it has {', '.join(there)}: add them, or select others"
+        )
+    required = [column for column, its in there.items() if its.is_required and column not in wanted]
+    if required:
+        raise InvalidInputError(
+            f"columns {', '.join(required)} of table {name} are not null, have no default, and are not in the result; "
+            f"it has {', '.join(columns.names)}"
+        )
+    for column in wanted:
+        its = there[column]
+        if its.is_generated:
+            raise InvalidInputError(f"column {column} of table {name} is generated: leave it out of the result")
+        given = columns.field(column).type
+        if not fits(given, its.type):
+            raise InvalidInputError(
+                f"column {column} is {given} in the result and {its.type} in table {name}: cast it in the query, or "
+                f"alter it to {wanted_type(given)}",
+                column=column,
+            )
+
+
+def _check_key(
+    connection: psycopg.Connection, oid: int, name: str, there: Mapping[str, _Column], key: Sequence[str]
+) -> None:
+    unique = [set(names) for (names,) in connection.execute(_KEYS, [oid]).fetchall()]
+    if set(key) not in unique:
+        has = "; ".join(", ".join(sorted(names)) for names in unique) or "none"
+        raise InvalidInputError(
+            f"table {name} needs a unique index on exactly {', '.join(key)}, without a condition; it has: {has}. "
+            f"alter table {name} add primary key ({', '.join(key)})"
+        )
+    numbered = [column for column, its in there.items() if its.is_always_numbered and column in key]
+    if numbered:
+        raise InvalidInputError(
+            f"column {', '.join(numbered)} of table {name} is always generated, so no row can name it; "
+            "generate it by default"
+        )
+
+
+def _typed(columns: pa.Schema, names: Sequence[str]) -> str:
+    return ", ".join(f"{name} {wanted_type(columns.field(name).type)}" for name in names)

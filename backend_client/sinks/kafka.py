@@ -26,6 +26,8 @@ from storage.errors import FencedError, InvalidInputError, UnavailableError
 
 _TIMEOUT_S = 20.0
 _FULL_QUEUE_S = 60.0
+_CONNECTING_S = 0.02
+"""A producer that finds no broker connected when it asks for its id asks again after half a second."""
 _COLUMNS = {"value", "key", "topic", "partition", "headers"}
 _BYTES = (pa.types.is_string, pa.types.is_large_string, pa.types.is_binary, pa.types.is_large_binary)
 
@@ -91,6 +93,7 @@ class _KafkaPublisher(SlotPublisher):
         self._producer = Producer(
             {**options, "delivery.report.only.error": True, "on_delivery": self._delivered, "error_cb": lambda _: None}
         )
+        time.sleep(_CONNECTING_S)
         try:
             self._producer.init_transactions(_TIMEOUT_S)
         except KafkaException as error:

@@ -123,7 +123,7 @@ DOORS: dict[str, tuple[str, ...]] = {
     "datasketches": ("backend_client/columnar/distinct.py",),
     "rocksdict": ("backend_client/table/",),
     "confluent_kafka": (
-        *(f"backend_client/sinks/{name}.py" for name in ("kafka", "kafka_errors", "kafka_markers")),
+        *(f"backend_client/sinks/kafka{name}.py" for name in ("", "_check", "_errors", "_markers")),
         "loadtest/",
         "tools/servers/",
     ),

@@ -16,16 +16,18 @@ from typing import Any, Self
 import pyarrow as pa
 import pyarrow.compute as pc
 from confluent_kafka import KafkaError, KafkaException, Producer
-from confluent_kafka.admin import AdminClient, ConfigResource  # type: ignore[attr-defined]
 
-from backend_client.sinks.kafka_errors import ADVICE, FENCED, PURGED, TIMEOUT_LIMIT
-from backend_client.sinks.kafka_markers import ensure_topic, newest_marker, partitions_of
+from backend_client.sinks.kafka_check import ClusterCheck
+from backend_client.sinks.kafka_errors import ADVICE, FENCED, PURGED, ConnectionErrors
+from backend_client.sinks.kafka_markers import ensure_topic, newest_marker
 from backend_client.sinks.kafka_options import connection_options, from_spark, producer_options
 from backend_client.sinks.protocol import Marker, Sink, Slot, SlotPublisher
 from storage.errors import FencedError, InvalidInputError, UnavailableError
 
 _TIMEOUT_S = 20.0
 _FULL_QUEUE_S = 60.0
+_CONNECTING_S = 0.02
+"""A producer that finds no broker connected when it asks for its id asks again after half a second."""
 _COLUMNS = {"value", "key", "topic", "partition", "headers"}
 _BYTES = (pa.types.is_string, pa.types.is_large_string, pa.types.is_binary, pa.types.is_large_binary)
 
@@ -60,23 +62,32 @@ class KafkaSink(Sink):
         return cls(*from_spark(options))
 
     def check(self, columns: pa.Schema, slots: Sequence[Slot]) -> None:
-        """Check columns, topics and limits; create the topic of the markers."""
+        """Check columns, topics, limits and rights; create the topic of the markers."""
         _check_columns(columns, self.topic)
-        options = producer_options(self.servers, self.options)
         connection = connection_options(self.servers, self.options)
-        admin = AdminClient(connection)
-        if self.topic is not None and partitions_of(admin, self.topic) == 0:
-            with suppress(KafkaException):  # a broker that creates topics on first use does so now
-                admin.list_topics(self.topic, timeout=_TIMEOUT_S)
-            _wait_for_topic(admin, self.topic)
-        _check_timeout(admin, int(options["transaction.timeout.ms"]))
-        ensure_topic(connection, self._marker_topic(slots[0]), len(slots))
+        check = ClusterCheck(connection, producer_options(self.servers, self.options))
+        check.transactions()
+        if self.topic is not None:
+            check.topic(self.topic)
+        markers = self._marker_topic(slots[0])
+        ensure_topic(connection, markers, len(slots))
+        check.marker_topic(markers)
+        self._check_transactional_id(slots[0])
 
     def open(self, slot: Slot) -> SlotPublisher:
         """Open a slot; the brokers abort what its publisher before left unfinished, and refuse the rest of it."""
-        name = f"dstl-{slot.job_uid or slot.job}-{slot.sink}-{slot.number}"
-        options = producer_options(self.servers, self.options)
-        return _KafkaPublisher(self, slot, {**options, "transactional.id": name}, self._marker_topic(slot))
+        return self._open(slot, f"{_transactional_prefix(slot)}-{slot.number}")
+
+    def _open(self, slot: Slot, transactional_id: str) -> _KafkaPublisher:
+        options = {**producer_options(self.servers, self.options), "transactional.id": transactional_id}
+        return _KafkaPublisher(self, slot, options, self._marker_topic(slot))
+
+    def _check_transactional_id(self, slot: Slot) -> None:
+        """Open a producer with an id of its own: a slot's would fence the query that may still run."""
+        try:
+            self._open(slot, f"{_transactional_prefix(slot)}-check").close()
+        except (KafkaException, TypeError, ValueError) as error:
+            raise InvalidInputError(f"the options of the Kafka sink are refused: {error}") from error
 
     def _marker_topic(self, slot: Slot) -> str:
         return self.marker_topic or f"{slot.job}.{slot.sink}.markers"
@@ -88,9 +99,10 @@ class _KafkaPublisher(SlotPublisher):
         self._slot = slot
         self._marker_topic = marker_topic
         self._refused: KafkaError | None = None
-        self._producer = Producer(
-            {**options, "delivery.report.only.error": True, "on_delivery": self._delivered, "error_cb": lambda _: None}
-        )
+        self._connection_errors = ConnectionErrors()
+        callbacks = {"on_delivery": self._delivered, "error_cb": self._connection_errors}
+        self._producer = Producer({**options, "delivery.report.only.error": True, **callbacks})
+        time.sleep(_CONNECTING_S)
         try:
             self._producer.init_transactions(_TIMEOUT_S)
         except KafkaException as error:
@@ -168,8 +180,9 @@ class _KafkaPublisher(SlotPublisher):
         cause: KafkaError = error.args[0]
         if cause.code() in FENCED:
             return FencedError(f"slot {self._slot.number} of sink {self._slot.sink!r} was opened by another publisher")
-        if self._refused is not None:
-            cause = self._refused
+        with suppress(KafkaException):
+            self._producer.poll(0)  # lets the client report events
+        cause = self._connection_errors.cause_of(self._refused if self._refused is not None else cause)
         advice = ADVICE.get(cause.code(), "check the brokers; it is tried again")
         topic = self._sink.topic or "(column topic)"
         return UnavailableError(f"Kafka refused output for topic {topic!r}: {cause.str()}; {advice}")
@@ -218,24 +231,5 @@ def _check_columns(columns: pa.Schema, topic: str | None) -> None:
         raise InvalidInputError("the Kafka sink needs a topic: KafkaSink(…, topic=…), option('topic', …), or a column")
 
 
-def _wait_for_topic(admin: AdminClient, topic: str) -> None:
-    deadline = time.monotonic() + 5.0
-    while partitions_of(admin, topic) == 0:
-        if time.monotonic() > deadline:
-            raise InvalidInputError(f"topic {topic!r} does not exist, and the brokers do not create it: create it")
-        time.sleep(0.05)
-
-
-def _check_timeout(admin: AdminClient, timeout_ms: int) -> None:
-    """Compare the transaction's time-out with the brokers' limit, if they tell it."""
-    try:
-        broker = next(iter(admin.list_topics(timeout=_TIMEOUT_S).brokers))
-        asked = ConfigResource(ConfigResource.Type.BROKER, str(broker))
-        found = admin.describe_configs([asked])[asked].result(_TIMEOUT_S)
-        limit_ms = int(found[TIMEOUT_LIMIT].value)
-    except (KafkaException, KeyError, ValueError, TimeoutError, StopIteration):
-        return  # the user may not see the brokers' settings: opening a slot tells
-    if timeout_ms > limit_ms:
-        raise InvalidInputError(
-            f"transaction.timeout.ms is {timeout_ms}, and the brokers allow {limit_ms} ({TIMEOUT_LIMIT}): lower it"
-        )
+def _transactional_prefix(slot: Slot) -> str:
+    return f"dstl-{slot.job_uid or slot.job}-{slot.sink}"

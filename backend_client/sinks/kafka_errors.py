@@ -9,6 +9,10 @@ TIMEOUT_LIMIT = "transaction.max.timeout.ms"
 FENCED = frozenset({KafkaError._FENCED, KafkaError.PRODUCER_FENCED, KafkaError.INVALID_PRODUCER_EPOCH})
 PURGED = frozenset({KafkaError._PURGE_QUEUE, KafkaError._PURGE_INFLIGHT})
 END_OF_PARTITION = KafkaError._PARTITION_EOF
+_NO_ANSWER = frozenset(
+    {KafkaError._TIMED_OUT, KafkaError._ALL_BROKERS_DOWN, KafkaError._TRANSPORT, KafkaError._MSG_TIMED_OUT}
+)
+_REFUSED = frozenset({KafkaError._AUTHENTICATION, KafkaError.SASL_AUTHENTICATION_FAILED, KafkaError._SSL})
 
 ADVICE: dict[int, str] = {
     KafkaError.MSG_SIZE_TOO_LARGE: (
@@ -25,6 +29,7 @@ ADVICE: dict[int, str] = {
     KafkaError.CLUSTER_AUTHORIZATION_FAILED: "allow the sink's user idempotent writes",
     KafkaError.SASL_AUTHENTICATION_FAILED: "check user and password",
     KafkaError._AUTHENTICATION: "check user and password",
+    KafkaError._SSL: "check the certificates",
     KafkaError.INVALID_TXN_STATE: "the transaction timed out at the broker; raise transaction.timeout.ms",
     KafkaError.INVALID_TRANSACTION_TIMEOUT: f"lower transaction.timeout.ms, or raise {TIMEOUT_LIMIT} of the brokers",
     KafkaError._TIMED_OUT: "check that the brokers are up and reachable",
@@ -33,3 +38,19 @@ ADVICE: dict[int, str] = {
     KafkaError._MSG_TIMED_OUT: "check that the brokers are up, and have space",
 }
 """By code: what a user can do."""
+
+
+class ConnectionErrors:
+    """Remembers why a client was refused by a broker: its calls only say that nobody answered."""
+
+    def __init__(self) -> None:
+        self._refusal: KafkaError | None = None
+
+    def __call__(self, error: KafkaError) -> None:
+        """Take note of an event of the client (`error_cb`)."""
+        if error.code() in _REFUSED:
+            self._refusal = error
+
+    def cause_of(self, error: KafkaError) -> KafkaError:
+        """Return the refusal if an error says only that there was no answer."""
+        return self._refusal if self._refusal is not None and error.code() in _NO_ANSWER else error

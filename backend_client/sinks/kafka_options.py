@@ -15,7 +15,15 @@ _STORES = {
     "ssl.truststore.type": "ssl.ca.location (a PEM file)",
 }
 _OWN = frozenset({"transactional.id", "enable.idempotence", "acks", "key.serializer", "value.serializer"})
-_SET_BY_SINK = ("transactional.id", "enable.idempotence", "acks", "delivery.report.only.error")
+_SET_BY_SINK = (
+    "transactional.id",
+    "enable.idempotence",
+    "acks",
+    "request.required.acks",
+    "delivery.report.only.error",
+    "bootstrap.servers",
+    "metadata.broker.list",
+)
 _DEFAULTS: dict[str, Any] = {
     "partitioner": "murmur2_random",  # Java's default: other producers put a key into the same partition
     "linger.ms": 5,

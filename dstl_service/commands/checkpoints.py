@@ -11,7 +11,7 @@ from typing import Any
 from dstl_service.checkpoints.rewind import describe_rewind, rewind
 from dstl_service.commands.common import deletions_of, open_job, record, say, settings_of
 from dstl_service.process.display import utc_text
-from dstl_service.wire import SINK
+from dstl_service.wire import SINK, source_offsets
 from storage.clock import SystemIds
 
 
@@ -31,6 +31,9 @@ def list_checkpoints(options: argparse.Namespace) -> int:
         published = {sink.name: sink.published for sink in info.operators if sink.kind == SINK}
         if published:
             row["published"] = published if options.json else _published_text(published)
+        sources = source_offsets(info.offsets)
+        if sources is not None:
+            row["sources"] = sources if options.json else " ".join(map(_compact, sources))
         say(json.dumps(row) if options.json else "  ".join(str(value) for value in row.values()))
     return 0
 
@@ -38,6 +41,11 @@ def list_checkpoints(options: argparse.Namespace) -> int:
 def _published_text(published: Mapping[str, int | None]) -> str:
     """Return up to which checkpoint each sink had published when the checkpoint was made, at least."""
     return " ".join(f"{sink}<={'none' if until is None else until}" for sink, until in published.items())
+
+
+def _compact(offsets: Any) -> str:
+    """Return a source's offsets as one word where the source's own names are."""
+    return json.dumps(offsets, separators=(",", ":"))
 
 
 def savepoints(options: argparse.Namespace) -> int:

@@ -22,6 +22,7 @@ from dstl_service.wire.limits import (
     Limits,
     validate_operator,
 )
+from dstl_service.wire.offsets import source_offsets
 from dstl_service.wire.requests import (
     BatchFigures,
     CompleteRequest,
@@ -128,6 +129,7 @@ __all__ = [
     "parse_tokens",
     "read_frame",
     "read_frames",
+    "source_offsets",
     "to_json",
     "validate_operator",
     "write_frame",

@@ -209,6 +209,33 @@ def test_functions_run_before_or_after_the_checkpoint(
     assert seen == [len(expected(1))] * calls
 
 
+def test_a_batch_that_is_executed_again_has_its_id_and_rows(
+    spark: SparkSession, make_backend: Backends, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A function that keeps the batch id with what it writes can leave out what it wrote, also after a restart."""
+    seen: list[tuple[int, list[Any]]] = []
+    write_input(tmp_path / "in", FILES[:1])
+
+    def run() -> None:
+        result = totals(make_backend(), read_input(spark, tmp_path / "in"))
+        writer = result.writeStream.foreachBatch(
+            lambda batch, batch_id: seen.append((batch_id, sorted(map(tuple, batch.collect()), key=repr)))
+        )
+        writer.option("checkpointLocation", str(tmp_path / "chk")).trigger(availableNow=True).start().awaitTermination()
+
+    def failing(self: JobSession, checkpoint_id: int, plan: Any) -> Any:
+        raise UnavailableError("the driver ends before the checkpoint exists")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(JobSession, "complete", failing)
+        with pytest.raises(StreamingQueryException, match="ends before the checkpoint"):
+            run()
+    write_input(tmp_path / "in", FILES[:2])  # more input has come meanwhile
+    run()
+    assert [batch_id for batch_id, _ in seen] == [0, 0, 1]
+    assert seen[0] == seen[1] == (0, expected(1))
+
+
 def test_output_lost_at_most_once_is_not_written_again(
     spark: SparkSession, make_backend: Backends, tmp_path: Path
 ) -> None:

@@ -36,9 +36,11 @@ class KafkaBroker(ServerProcess):
 
     Args:
         partitions: Partitions of topics created on first use.
+        settings: The broker's settings that differ from those of a test; see `with_users`.
     """
 
-    def __init__(self, partitions: int = 2) -> None:
+    def __init__(self, partitions: int = 2, settings: Mapping[str, str] | None = None) -> None:
+        self._own_settings = dict(settings or {})
         self._folder = tempfile.TemporaryDirectory(prefix="dstl-kafka-", ignore_cleanup_errors=True)
         self._partitions = partitions
         super().__init__("Kafka broker", Path(self._folder.name) / "server.log")
@@ -95,8 +97,25 @@ class KafkaBroker(ServerProcess):
             "transaction.state.log.num.partitions": "1",
             "group.initial.rebalance.delay.ms": "0",
             "log.cleaner.dedupe.buffer.size": "4194304",
+            **self._own_settings,
         }
         return "".join(f"{name}={value}\n" for name, value in lines.items())
+
+
+def with_users(**passwords: str) -> dict[str, str]:
+    """Return settings of a broker whose users have passwords (SASL/PLAIN) and only the rights that they are given."""
+    known = " ".join(f'user_{name}="{password}"' for name, password in {"admin": "admin", **passwords}.items())
+    module = "org.apache.kafka.common.security.plain.PlainLoginModule"
+    return {
+        "listener.security.protocol.map": "PLAINTEXT:SASL_PLAINTEXT,CONTROLLER:PLAINTEXT",
+        "sasl.enabled.mechanisms": "PLAIN",
+        "sasl.mechanism.inter.broker.protocol": "PLAIN",
+        "listener.name.plaintext.plain.sasl.jaas.config": (
+            f'{module} required username="admin" password="admin" {known};'
+        ),
+        "authorizer.class.name": "org.apache.kafka.metadata.authorizer.StandardAuthorizer",
+        "super.users": "User:admin;User:ANONYMOUS",  # the controller's own listener has no users
+    }
 
 
 def _java() -> str:

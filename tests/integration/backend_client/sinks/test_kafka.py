@@ -9,23 +9,31 @@ import time
 from collections.abc import Iterable, Iterator
 from dataclasses import replace
 from itertools import count
+from typing import Any
 
 import pyarrow as pa
 import pytest
 from confluent_kafka import Consumer
 from confluent_kafka.admin import (  # type: ignore[attr-defined]
+    AclBinding,
+    AclBindingFilter,
+    AclOperation,
+    AclPermissionType,
     AdminClient,
     AlterConfigOpType,
     ConfigEntry,
     ConfigResource,
     NewTopic,
+    ResourcePatternType,
+    ResourceType,
 )
 
+from backend_client.sinks import kafka_check
 from backend_client.sinks.kafka import KafkaSink
 from backend_client.sinks.protocol import Marker, Slot, SlotPublisher
 from dstl_service.wire import CheckpointRef
 from storage.errors import FencedError, InvalidInputError, UnavailableError
-from tools.servers.kafka import KafkaBroker
+from tools.servers.kafka import KafkaBroker, with_users
 
 pytestmark = [pytest.mark.integration, pytest.mark.timeout(180)]
 
@@ -252,6 +260,107 @@ def test_limits_of_the_broker_are_checked(broker: KafkaBroker, slot: Slot) -> No
         KafkaSink(broker.servers, slot.job, marker_topic="not a topic").check(COLUMNS, slots[:1])
     with pytest.raises(InvalidInputError, match="needs a topic"):
         KafkaSink(broker.servers).check(COLUMNS, slots)
+
+
+def topic_of(broker: KafkaBroker, name: str, **config: str) -> str:
+    """Return a new topic of one partition."""
+    admin = AdminClient({"bootstrap.servers": broker.servers})
+    admin.create_topics([NewTopic(name, 1, config=config)])[name].result(10)
+    return name
+
+
+@pytest.mark.parametrize("policy", ["delete", "compact,delete"])
+def test_markers_are_kept_for_ever(broker: KafkaBroker, slot: Slot, policy: str) -> None:
+    """A topic that deletes old markers is refused: without them output would be published again."""
+    markers = topic_of(broker, f"{slot.job}-markers", **{"cleanup.policy": policy})
+    with pytest.raises(InvalidInputError, match=f"cleanup.policy={policy}, which deletes markers"):
+        KafkaSink(broker.servers, slot.job, marker_topic=markers).check(COLUMNS, [slot])
+
+
+def test_topic_must_take_a_whole_batch(broker: KafkaBroker, slot: Slot) -> None:
+    """A topic that would refuse batches of many small records is found at the start, with both numbers."""
+    topic = topic_of(broker, f"{slot.job}-small", **{"max.message.bytes": "50000"})
+    slots = [Slot(slot.job, "uid", "out", number) for number in range(2)]
+    with pytest.raises(InvalidInputError, match=r"batch\.size of the sink is 1000000 bytes, .* takes 50000"):
+        KafkaSink(broker.servers, topic).check(COLUMNS, slots)
+    sink = KafkaSink(broker.servers, topic, {"batch.size": 50_000, "compression.type": "none"})
+    sink.check(COLUMNS, slots)
+    values = [f"a{number:0100d}" for number in range(3000)]
+    publish(sink, slot, 0, *values)
+    assert [value for _, value in committed(broker, topic)] == values
+
+
+def test_the_check_fences_nobody(broker: KafkaBroker, sink: KafkaSink, slot: Slot) -> None:
+    """A query that is started while another one runs, and refused, leaves that one's publishers alone."""
+    publisher = sink.open(slot)
+    sink.check(COLUMNS, [replace(slot, number=0), slot])
+    publisher.publish([batch("a1")], marker(0))
+    publisher.close()
+    assert last(sink, slot) == marker(0)
+
+
+@pytest.mark.parametrize("option", ["no.such.option", "request.required.acks", "bootstrap.servers"])
+def test_options_are_checked(broker: KafkaBroker, slot: Slot, option: str) -> None:
+    """An option that does not exist, or that the sink sets itself, is found at the start."""
+    with pytest.raises(InvalidInputError, match=option):
+        KafkaSink(broker.servers, slot.job, {option: "1"}).check(COLUMNS, [slot])
+
+
+def test_missing_rights_are_named_and_mended(slot: Slot, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What the sink's user lacks is named one after the other, at the start and while publishing."""
+    monkeypatch.setattr(kafka_check, "_TIMEOUT_S", 5.0)
+    slots = [replace(slot, number=0), slot]
+    with KafkaBroker(partitions=2, settings=with_users(writer="right")) as own:
+        as_user = {"security.protocol": "SASL_PLAINTEXT", "sasl.mechanism": "PLAIN"}
+        admin_options = {**as_user, "sasl.username": "admin", "sasl.password": "admin"}
+        admin = AdminClient({"bootstrap.servers": own.servers, **admin_options})
+        markers = f"{slot.job}.out.markers"
+        for made in admin.create_topics([NewTopic(slot.job, 2)]).values():
+            made.result(10)
+
+        def rule(kind: ResourceType, name: str, pattern: ResourcePatternType, operation: AclOperation) -> AclBinding:
+            return AclBinding(kind, name, pattern, "User:writer", "*", operation, AclPermissionType.ALLOW)
+
+        def allow(*rules: AclBinding) -> None:
+            for done in admin.create_acls(list(rules)).values():
+                done.result(10)
+
+        def sink(password: str = "right") -> KafkaSink:
+            options = {**as_user, "sasl.username": "writer", "sasl.password": password, "socket.timeout.ms": 3000}
+            return KafkaSink(own.servers, slot.job, options)
+
+        topics, literal, prefixed = ResourceType.TOPIC, ResourcePatternType.LITERAL, ResourcePatternType.PREFIXED
+        with pytest.raises(UnavailableError, match="check user and password"):
+            sink("wrong").check(COLUMNS, slots)
+        with pytest.raises(InvalidInputError, match=r"does not exist for the sink's user"):
+            sink().check(COLUMNS, slots)
+        allow(rule(topics, slot.job, literal, AclOperation.READ))
+        with pytest.raises(InvalidInputError, match="may not WRITE topic"):
+            sink().check(COLUMNS, slots)
+        write = rule(topics, slot.job, literal, AclOperation.WRITE)
+        allow(write)
+        with pytest.raises(InvalidInputError, match="cannot be changed"):
+            sink().check(COLUMNS, slots)
+        needed = (AclOperation.CREATE, AclOperation.READ, AclOperation.WRITE)
+        allow(*(rule(topics, markers, literal, operation) for operation in needed))
+        with pytest.raises(UnavailableError, match="transactional ids, which begin with dstl-"):
+            sink().check(COLUMNS, slots)
+        allow(rule(ResourceType.TRANSACTIONAL_ID, "dstl-", prefixed, AclOperation.WRITE))
+        sink().check(COLUMNS, slots)
+        publish(sink(), slot, 0, "a1")
+        for removed in admin.delete_acls([AclBindingFilter(*_fields(write))]).values():
+            removed.result(10)
+        with pytest.raises(UnavailableError, match="allow the sink's user to write to the topic"):
+            publish(sink(), slot, 1, "a2")
+        assert last(sink(), slot) == marker(0)
+        allow(write)
+        publish(sink(), slot, 1, "a2")
+        assert last(sink(), slot) == marker(1)
+
+
+def _fields(rule: AclBinding) -> tuple[Any, ...]:
+    names = ("restype", "name", "resource_pattern_type", "principal", "host", "operation", "permission_type")
+    return tuple(getattr(rule, name) for name in names)
 
 
 def test_secrets_are_not_shown(broker: KafkaBroker) -> None:

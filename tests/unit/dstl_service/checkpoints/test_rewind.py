@@ -6,6 +6,7 @@ A failure means that a rewound job could continue from what was given up, or los
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import replace
@@ -26,6 +27,7 @@ from dstl_service.repair.fsck import check_job
 from dstl_service.repair.rebuild import rebuild_registry
 from dstl_service.wire import SINK, CheckpointRef, OperatorInfo
 from storage.errors import FencedError, InvalidInputError, NotFoundError
+from storage.local_store import LocalStore
 from storage.memory_store import MemoryStore
 from storage.object_store import ObjectStore, exists
 from storage.open import open_store
@@ -419,3 +421,20 @@ def test_job_without_checkpoints(store: MemoryStore) -> None:
 
     with pytest.raises(NotFoundError, match="has no checkpoint"):
         set_back(store, checkpoint_id=0)
+
+
+def test_offsets_are_beside_state_and_output(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """The offsets up to which output is published are those of the checkpoint that a sink names."""
+    entry = 'v1\n{"batchWatermarkMs":0}\n{"in":{"0":7,"1":3}}\n-\n{"logOffset":2}'
+    store = LocalStore(tmp_path)
+    driver = QueryDriver(store, 1)
+    driver.complete()
+    sink = OperatorInfo("output", 1, "", {}, kind=SINK, published=0)
+    driver.jobs.create(replace(driver.request(), operators=(sink,), offsets=entry))
+
+    assert main(["checkpoints", "--storage", store.url, "--json", "job"]) == 0
+    newest = json.loads(capsys.readouterr().out.splitlines()[-1])
+    assert newest["published"] == {"output": 0}
+    assert newest["sources"] == [{"in": {"0": 7, "1": 3}}, None, {"logOffset": 2}]
+    assert main(["checkpoints", "--storage", store.url, "job"]) == 0
+    assert capsys.readouterr().out.splitlines()[-1].endswith('output<=0  {"in":{"0":7,"1":3}} null {"logOffset":2}')

@@ -1,5 +1,5 @@
 """
-``make bench-sinks``: what exactly-once output to Kafka costs beside Spark's own Kafka sink, which writes at least once.
+Rate of exactly-once output to Kafka beside Spark's own Kafka sink, which writes at least once.
 
 The same query with both, in turn, on a source that always has more: each row updates the state of its key and yields
 one record of about 100 bytes. Counted are the records that a reader with ``read_committed`` can see, between the first
@@ -8,12 +8,10 @@ and the last arrival of a window, and the CPU time of all processes: driver, JVM
 
 from __future__ import annotations
 
-import argparse
 import statistics
-import sys
 import tempfile
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -29,8 +27,7 @@ from loadtest.bench.measuring import new_stream, open_backend
 from loadtest.bench.processors import TOTALS, Totals
 from loadtest.bench.workloads import columns
 from tools.reporting.figures import Figure, Goal
-from tools.reporting.target import TargetReport, is_set
-from tools.servers.kafka import KafkaBroker, connector_jars
+from tools.servers.kafka import KafkaBroker
 
 ROWS_GOAL, COLUMNS_GOAL = 0.85, 0.70
 _POLL_S = 0.02
@@ -73,37 +70,39 @@ class Topic:
         return time.monotonic(), now
 
 
-def main(arguments: Sequence[str] | None = None) -> int:
-    """Measure, print and write ``reports/bench-sinks.json``; return the exit code."""
-    parser = argparse.ArgumentParser(description="Measure exactly-once output to Kafka.")
-    parser.add_argument("--rounds", type=int, default=1 if is_set("SHORT") else 3)
-    parser.add_argument("--seconds", type=float, default=5 if is_set("SHORT") else 30)
-    parser.add_argument("--rows", type=int, default=2_000 if is_set("SHORT") else 50_000, help="rows of a batch")
-    options = parser.parse_args(arguments)
-    report = TargetReport("bench-sinks")
-    spark = _session()
+def measure(spark: SparkSession, broker: KafkaBroker, rounds: int, window_s: float, rows: int) -> list[Figure]:
+    """
+    Run each query `rounds` times with either sink, in turn.
+
+    Args:
+        spark: A session with Spark's Kafka connector.
+        broker: The broker.
+        rounds: Number of runs with either sink.
+        window_s: Least length of a run's window.
+        rows: Number of rows in a batch.
+    """
     figures: list[Figure] = []
-    try:
-        with KafkaBroker(partitions=2) as broker:
-            for name, apply, goal in (("rows", _rows, ROWS_GOAL), ("columns", columns, COLUMNS_GOAL)):
-                rates: dict[bool, list[Rate]] = {False: [], True: []}
-                for number in range(2 * options.rounds):
-                    once = number % 2 == 1
-                    rates[once].append(_run(spark, broker, f"{name}-{number}", apply, options, once=once))
-                figures += _figures(name, rates, goal)
-                report.write(figures)
-    finally:
-        spark.stop()
-    for figure in figures:
-        print(f"{figure.name:60} {figure.value:12,.2f} {figure.unit:16} {figure.goal or ''}")
-    return report.write(figures)
+    for name, apply, goal in (("rows", _rows, ROWS_GOAL), ("columns", columns, COLUMNS_GOAL)):
+        rates: dict[bool, list[Rate]] = {False: [], True: []}
+        for number in range(2 * rounds):
+            once = number % 2 == 1
+            rates[once].append(_run(spark, broker, f"{name}-{number}", apply, window_s, rows, once=once))
+        figures += _figures(name, rates, goal)
+    return figures
 
 
 def _run(
-    spark: SparkSession, broker: KafkaBroker, topic: str, apply: Apply, options: argparse.Namespace, *, once: bool
+    spark: SparkSession,
+    broker: KafkaBroker,
+    topic: str,
+    apply: Apply,
+    window_s: float,
+    rows: int,
+    *,
+    once: bool,
 ) -> Rate:
     with tempfile.TemporaryDirectory(ignore_cleanup_errors=True) as place, open_backend(Path(place), 2) as backend:
-        result = apply(new_stream(spark, options.rows, options.rows), backend)
+        result = apply(new_stream(spark, rows, rows), backend)
         padding = F.lit("x" * _PADDING).alias("padding")
         value = F.to_json(F.struct("k", "n", "s", padding)).alias("value")
         writer = result.select(F.col("k").cast("string").alias("key"), value).writeStream.format("kafka")
@@ -112,13 +111,13 @@ def _run(
         end = Topic(broker, topic)
         query = writer.option("checkpointLocation", f"{place}/checkpoint").start()
         try:
-            while end.records() < 4 * options.rows:  # warm
+            while end.records() < 4 * rows:  # warm
                 end.next_arrival()
             began_s, begin = end.next_arrival()
             cpu_s = _cpu_s(broker, backend)
             while True:
                 now_s, now = end.next_arrival()
-                if now_s - began_s >= options.seconds:
+                if now_s - began_s >= window_s:
                     break
             used_s = _cpu_s(broker, backend) - cpu_s
         finally:
@@ -162,22 +161,3 @@ def _cpu_s(broker: KafkaBroker, backend: ChangelogStateBackend) -> float:
             continue
         total += times.user + times.system
     return total
-
-
-def _session() -> SparkSession:
-    session = (
-        SparkSession.builder.master("local[2]")
-        .appName("dstl-bench-sinks")
-        .config("spark.sql.shuffle.partitions", "2")
-        .config("spark.ui.enabled", "false")
-        .config("spark.driver.memory", "3g")
-        .config("spark.jars", ",".join(map(str, connector_jars())))
-        .config("spark.ui.showConsoleProgress", "false")
-        .getOrCreate()
-    )
-    session.sparkContext.setLogLevel("OFF")
-    return session
-
-
-if __name__ == "__main__":
-    sys.exit(main())

@@ -1,0 +1,1 @@
+"""Measures exactly-once output to Kafka beside Spark's own Kafka sink."""

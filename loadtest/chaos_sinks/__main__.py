@@ -31,7 +31,7 @@ import pyspark
 
 from loadtest.chaos_sinks.steps import DRIVER, DRIVER_STEPS, SINK_STEPS, WORKER, Orders
 from loadtest.chaos_sinks.systems import SYSTEMS, System
-from loadtest.chaos_sinks.verify import Files, verdict
+from loadtest.chaos_sinks.verify import Files, batches, verdict
 from tools.reporting.figures import Figure, Goal
 from tools.reporting.target import TargetReport
 
@@ -170,7 +170,15 @@ def run(system: type[System], hits: int, at_random: int, chance: random.Random, 
         feeder.__exit__()
         (folder / "finish").touch()
         _wait_for((folder / "finished").exists, program, _END_TIMEOUT_S, "the query's end")
-        return _figures(made, feeder.files, kills, hits, program)
+        read = batches(feeder.files, _ends(folder / "chk" / "offsets"))
+        return _figures(made, read, kills, hits, program)
+
+
+def _ends(offsets: Path) -> list[int]:
+    """Return the index of the last file of each batch that Spark has planned."""
+    planned = sorted(int(path.name) for path in offsets.glob("[0-9]*"))
+    texts = [(offsets / str(number)).read_text(encoding="utf-8") for number in planned]
+    return [int(json.loads(text.splitlines()[-1])["logOffset"]) for text in texts]
 
 
 def _plan(
@@ -221,16 +229,16 @@ def _wait_for(condition: Callable[[], bool], program: Program, timeout_s: float,
         time.sleep(0.05)
 
 
-def _figures(system: System, files: Files, kills: Counter[str], hits: int, program: Program) -> list[Figure]:
+def _figures(system: System, read: Files, kills: Counter[str], hits: int, program: Program) -> list[Figure]:
     name = system.name
     records = system.records()
-    found = verdict(files, records, in_order=system.keeps_order)
+    found = verdict(read, records, in_order=system.keeps_order)
     steps = [*DRIVER_STEPS, *SINK_STEPS]
     return [
         *(Figure(f"{name}: kills {step}", kills[step], "kills", Goal(">=", hits)) for step in steps),
         Figure(f"{name}: kills at random", sum(kills[f"random {kind}"] for kind in _AT_RANDOM), "kills"),
         Figure(f"{name}: starts of the query", program.starts, "starts"),
-        Figure(f"{name}: batches", len(files), "batches"),
+        Figure(f"{name}: batches", len(read), "batches"),
         Figure(f"{name}: records", len(records), "records", Goal(">=", 1)),
         Figure(f"{name}: records lost", found.lost, "records", Goal("==", 0)),
         Figure(f"{name}: records published twice", found.twice, "records", Goal("==", 0)),

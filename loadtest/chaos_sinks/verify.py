@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import Any
 
 Files = Sequence[Sequence[tuple[str, int]]]
-"""The rows (k, v) of each file, which is one batch."""
+"""The rows (k, v) of each file, or of each batch."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -24,21 +24,40 @@ class Verdict:
     out_of_order: int
 
 
-def expected(files: Files) -> Counter[tuple[str, int, int]]:
+def batches(files: Files, ends: Iterable[int]) -> Files:
+    """
+    Return the rows of each batch; files that no batch has read make one more.
+
+    A driver that is killed after Spark's source has listed a file, and before the batch is planned, reads two files in
+    the next batch.
+
+    Args:
+        files: The files, in the order in which the source lists them.
+        ends: The index of each batch's last file, in order.
+    """
+    found, begin = [], 0
+    for end in [*(end + 1 for end in ends), len(files)]:
+        if end > begin:
+            found.append([row for file in files[begin:end] for row in file])
+            begin = end
+    return found
+
+
+def expected(read: Files) -> Counter[tuple[str, int, int]]:
     """Return all records (k, n, s): one per key and batch."""
     totals: dict[str, tuple[int, int]] = defaultdict(lambda: (0, 0))
     records: Counter[tuple[str, int, int]] = Counter()
-    for file in files:
-        for key, value in file:
+    for batch in read:
+        for key, value in batch:
             count, total = totals[key]
             totals[key] = count + 1, total + value
-        records.update((key, *totals[key]) for key in {key for key, _ in file})
+        records.update((key, *totals[key]) for key in {key for key, _ in batch})
     return records
 
 
-def verdict(files: Files, records: Iterable[Mapping[str, Any]], *, in_order: bool) -> Verdict:
-    """Judge the records that a reader saw, each key's in the order in which it saw them."""
-    wanted, found = expected(files), Counter[tuple[str, int, int]]()
+def verdict(read: Files, records: Iterable[Mapping[str, Any]], *, in_order: bool) -> Verdict:
+    """Judge the records that a reader saw of these batches, each key's in the order in which it saw them."""
+    wanted, found = expected(read), Counter[tuple[str, int, int]]()
     by_key: dict[str, list[Mapping[str, Any]]] = defaultdict(list)
     for record in records:
         found[record["k"], record["n"], record["s"]] += 1

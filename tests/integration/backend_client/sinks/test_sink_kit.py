@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import json
 import sqlite3
-from collections.abc import Callable, Iterable, Sequence
+import sys
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import closing
 from dataclasses import dataclass
 from pathlib import Path
+from urllib.request import urlopen
 
 import psycopg
 import pyarrow as pa
@@ -19,9 +22,13 @@ from backend_client.sinks.postgres import PostgresSink
 from backend_client.sinks.protocol import Marker, Sink, Slot, SlotPublisher
 from backend_client.testing import sink_kit
 from backend_client.testing.sink_kit import SinkKit
+from dstl_service.wire import CheckpointRef
+from examples.http_sink import HttpSink
+from storage.errors import UnavailableError
 from tests.support.kafka_reader import committed_values
 from tools.servers.kafka import KafkaBroker
 from tools.servers.postgres import PostgresServer
+from tools.servers.programs import ServerProcess
 from tools.servers.sqlite_sink import SqliteSink
 
 pytestmark = [pytest.mark.integration, pytest.mark.timeout(180)]
@@ -72,6 +79,37 @@ def test_parquet(tmp_path: Path) -> None:
         return [n for path in files for n in pq.read_table(path)["n"].to_pylist()]
 
     assert SinkKit(ParquetSink((tmp_path / "out").as_uri()), NUMBERS, numbers, read).run() == []
+
+
+class Receiver(ServerProcess):
+    """The service of the HTTP example."""
+
+    def __init__(self, folder: Path) -> None:
+        super().__init__("HTTP receiver", folder / "receiver.log")
+        self._path = folder / "records.db"
+
+    def command(self, port: int) -> tuple[Sequence[str], Mapping[str, str]]:
+        """Serve the file."""
+        return [sys.executable, "-m", "examples.http_receiver", str(self._path), str(port)], {}
+
+    def records(self) -> list[int]:
+        """Return the numbers that the service has."""
+        with urlopen(f"{self.endpoint_url}/records") as response:
+            return [record["n"] for record in json.loads(response.read())]
+
+
+def test_http(tmp_path: Path) -> None:
+    """The example of a service with idempotency keys; a repeated request adds nothing."""
+    with Receiver(tmp_path) as receiver:
+        sink = HttpSink(receiver.endpoint_url)
+        assert SinkKit(sink, NUMBERS, numbers, receiver.records).run() == []
+        slot, before = Slot("job", "uid", "out", 0, NUMBERS), receiver.records()
+        publisher = sink.open(slot)
+        for _ in range(2):
+            publisher.publish([numbers([1, 2])], Marker("uid", 0, CheckpointRef(0, 0, "m")))
+        assert receiver.records() == [*before, 1, 2]
+    with pytest.raises(UnavailableError, match="does not answer"):
+        sink.open(slot)
 
 
 @dataclass(frozen=True, slots=True)

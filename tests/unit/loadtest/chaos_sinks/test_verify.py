@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from loadtest.chaos_sinks.verify import Verdict, verdict
+from loadtest.chaos_sinks.verify import Verdict, batches, verdict
 
 FILES = [[("a", 1), ("b", 5), ("a", 2)], [("a", 4)]]
 
@@ -36,3 +36,10 @@ def test_undisturbed_output_is_right() -> None:
 def test_wrong_output_is_found(records: list[dict[str, Any]], expected: Verdict) -> None:
     """Lost, doubled and foreign records, random numbers of another attempt, and a wrong order."""
     assert verdict(FILES, records, in_order=True) == expected
+
+
+def test_batches_may_have_several_files() -> None:
+    """A batch has the files after those of the batch before it; what no batch has read is expected all the same."""
+    files = [[("a", number)] for number in range(5)]
+    assert batches(files, [0, 2, 3]) == [[("a", 0)], [("a", 1), ("a", 2)], [("a", 3)], [("a", 4)]]
+    assert batches(files, [0, 0, 4]) == [[("a", 0)], [("a", number) for number in range(1, 5)]]

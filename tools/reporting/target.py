@@ -22,6 +22,7 @@ TARGETS = (
     "bench-service",
     "bench-sinks",
     "bench-smoke",
+    "bench-tails",
     "chaos",
     "chaos-blocks",
     "chaos-service",

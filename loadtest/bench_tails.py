@@ -9,23 +9,15 @@ Writes ``reports/bench-tails.json``; STRICT=1 makes it fail if a goal is missed.
 from __future__ import annotations
 
 import asyncio
-import random
 import sys
-from collections.abc import Callable
-from typing import Any
+from random import Random
 
 from dstl_service.uploads.settings import UploadSettings
-from dstl_service.uploads.uploader import ThreadPerCall, Uploader
 from loadtest.bench_service import line_of
-from storage.key_groups import KeyGroupRange
-from storage.memory_store import MemoryStore
-from storage.model import ChangeSetId, Segment, Writer
-from storage.object_store import ObjectData
-from storage.testing import FakeIds
+from loadtest.virtual_uploads import VirtualStore, change_set, uploader
 from tools.reporting.figures import Figure, Goal, percentile
 from tools.reporting.target import TargetReport, is_set
-from tools.servers.store_profiles import PROFILES, SMALL_BYTES_MAX, Latency
-from tools.virtual_time import VirtualLoop
+from tools.servers.store_profiles import PROFILES, SMALL_BYTES_MAX
 
 PERSISTS, PERSISTS_SHORT = 20_000, 1_000
 PAUSE_S = 0.2
@@ -39,63 +31,41 @@ RULES: dict[str, UploadSettings] = {
 """By name; the last one is the default."""
 
 
-class _Store(MemoryStore):
-    """Acknowledges every object and keeps none."""
-
-    def put(self, key: str, data: ObjectData, *, if_absent: bool = False) -> None:
-        """Keep nothing."""
-
-
 class TailBench:
     """
-    One rule at one line of a profile.
+    One rule at one line of the profile.
 
     Args:
-        latency: Of each PUT.
-        size_bytes: Of each change set.
+        size_bytes: Of each change set; it decides the line.
         settings: The rule.
     """
 
-    def __init__(self, latency: Latency, size_bytes: int, settings: UploadSettings) -> None:
-        self.puts = 0
+    def __init__(self, size_bytes: int, settings: UploadSettings) -> None:
         self.persists_ms: list[float] = []
-        self._latency = latency
-        self._chance = random.Random(_SEED)
-        self._loop = VirtualLoop(self._put)
-        self._uploader = Uploader(
-            _Store(),
-            ThreadPerCall("is not used"),
-            settings,
-            FakeIds(),
-            "host",
-            slots=settings.threads,
-            hedge_share_max=settings.hedge_share_max,
-        )
-        set_id = ChangeSetId("job", "operator", 1, Writer(1, 1), 0, 0)
-        self._set = Segment.of(set_id, KeyGroupRange(0, 127), 1, bytes(size_bytes))
+        self._store = VirtualStore(PROFILES["s3-standard"], Random(_SEED))
+        self._store.size_bytes = size_bytes
+        self._uploader = uploader(settings)
+        self._set = change_set(size_bytes)
+
+    @property
+    def puts(self) -> int:
+        """Number of PUTs."""
+        return self._store.puts
 
     def run(self, persists: int) -> None:
         """Persist one set after the other, with a pause after each."""
-        try:
-            self._loop.run_until_complete(self._persist_all(persists))
-        finally:
-            self._loop.close()
+        self._store.run(self._persist_all(persists))
 
     async def _persist_all(self, persists: int) -> None:
         ends = []
         for _ in range(persists):
-            began_s = self._loop.time()
+            began_s = self._store.loop.time()
             upload = self._uploader.begin("job", [self._set])
             await upload.stored()
-            self.persists_ms.append((self._loop.time() - began_s) * 1000)
+            self.persists_ms.append((self._store.loop.time() - began_s) * 1000)
             ends.append(asyncio.ensure_future(upload.ended()))
             await asyncio.sleep(PAUSE_S)
         await asyncio.gather(*ends)
-
-    def _put(self, call: Callable[[], Any], attempt: asyncio.Future[Any]) -> None:
-        self.puts += 1
-        delay_s = self._latency.at(self._chance.random()) / 1000
-        self._loop.call_later(delay_s, lambda: attempt.set_result(call()))
 
 
 def measure(*, short: bool = False) -> list[Figure]:
@@ -104,7 +74,7 @@ def measure(*, short: bool = False) -> list[Figure]:
     figures = []
     for line, size_bytes in _SIZES.items():
         for rule, settings in RULES.items():
-            bench = TailBench(PROFILES["s3-standard"].lines[line], size_bytes, settings)
+            bench = TailBench(size_bytes, settings)
             bench.run(persists)
             figures += _figures(f"{line}, {rule}", bench, has_goals=line == "large" and rule == "running p90")
     return figures

@@ -19,6 +19,7 @@ TARGETS = (
     "bench-growth",
     "bench-rescale",
     "bench-restart",
+    "bench-scale",
     "bench-service",
     "bench-sinks",
     "bench-smoke",

@@ -1,0 +1,1 @@
+"""Latency, manifests and costs by the number of hosts and partitions."""

@@ -10,6 +10,7 @@ from backend_client.service.client import ServiceClient
 from backend_client.service.restore import decoded_segment, unexpected_frame
 from dstl_service.wire import CheckpointRef, EndFrame, GoneFrame, PlanFrame, SegmentFrame, read_frames
 from storage.change_set import ChangeColumns
+from storage.errors import NotFoundError
 from storage.key_groups import KeyGroupRange
 
 
@@ -21,12 +22,14 @@ class LoggedOutput(NamedTuple):
     changes: ChangeColumns
 
 
-class _GoneError(Exception):
-    """Checkpoints after the one to begin with are no longer stored."""
-
-
 def read_output(
-    client: ServiceClient, job: str, sink: str, slot: int, after: CheckpointRef | None, to: CheckpointRef
+    client: ServiceClient,
+    job: str,
+    sink: str,
+    slot: int,
+    after: CheckpointRef | None,
+    to: CheckpointRef,
+    newest: CheckpointRef | None = None,
 ) -> Iterator[LoggedOutput]:
     """
     Yield the change sets of a slot's output, in order.
@@ -38,20 +41,29 @@ def read_output(
         slot: Number of the slot.
         after: A checkpoint of the branch of `to`; output up to it is left out. None: all that the log has.
         to: The checkpoint to end with.
+        newest: A later checkpoint of the same branch: its log has the output, too, if `to` is no longer stored.
 
     Raises:
         CorruptDataError: Stored output is damaged or missing; names the object.
+        NotFoundError: Neither `to` nor `newest` is stored any more.
         UnavailableError: The sidecar or its store does not answer.
     """
-    done = 0
-    try:
-        for logged in _read(client, job, sink, slot, after, to):
-            yield logged
-            done += 1
-    except _GoneError:
-        # The newest checkpoint's own log has all that is unpublished, and in the same order.
-        newer = (item for item in _read(client, job, sink, slot, None, to) if after is None or item[0] > after.id)
-        yield from islice(newer, done, None)
+    done, first = 0, 0 if after is None else after.id + 1
+    missing: NotFoundError | None = None
+    # A checkpoint's own log has all that was unpublished, in the same order; so has that of every later one.
+    for have, until in ((after, to), (None, to), (None, newest or to)):
+        logged = _read(client, job, sink, slot, have, until)
+        wanted = (item for item in logged if first <= item.checkpoint_id <= to.id)
+        try:
+            for item in islice(wanted, done, None):
+                yield item
+                done += 1
+        except NotFoundError as error:
+            missing = error
+        else:
+            return
+    assert missing is not None
+    raise missing
 
 
 def _read(
@@ -63,12 +75,10 @@ def _read(
             match frame:
                 case PlanFrame():
                     continue
-                case SegmentFrame() if after is not None and frame.checkpoint_id <= after.id:
-                    continue  # a checkpoint that is no longer stored: the answer is the whole log
                 case SegmentFrame():
                     yield LoggedOutput(frame.checkpoint_id, frame.source, decoded_segment(frame, payload))
                 case GoneFrame():
-                    raise _GoneError
+                    raise NotFoundError("checkpoints after the one to begin with are no longer stored")
                 case EndFrame():
                     return
                 case _:

@@ -22,7 +22,7 @@ with recursive kind(name, oid) as (
   union all select name, typbasetype from kind join pg_type on pg_type.oid = kind.oid where typtype = 'd'
 )
 select a.attname::text, t.typname::text, t.typcategory::text, e.typname::text, e.typcategory::text,
-  a.attnotnull and not a.atthasdef and a.attidentity = '', a.attgenerated <> '', a.attidentity = 'a',
+  a.attnotnull and not a.atthasdef and a.attidentity = '', a.attgenerated <> '', a.attidentity = 'a', a.attnotnull,
   array(select p from unnest(array['select', 'insert', 'update']) p where has_column_privilege(a.attrelid, a.attnum, p))
 from pg_attribute a join kind k on k.name = a.attname join pg_type t on t.oid = k.oid and t.typtype <> 'd'
 left join pg_type e on e.oid = t.typelem and t.typcategory = 'A'
@@ -30,7 +30,8 @@ where a.attrelid = %(table)s and a.attnum > 0 and not a.attisdropped
 """
 _KEYS = """
 select array(select a.attname::text from unnest((i.indkey::int2[])[0:i.indnkeyatts - 1]) n
-  join pg_attribute a on a.attrelid = i.indrelid and a.attnum = n)
+  join pg_attribute a on a.attrelid = i.indrelid and a.attnum = n),
+  coalesce((to_jsonb(i) ->> 'indnullsnotdistinct')::bool, false)
 from pg_index i
 where i.indrelid = %s and i.indisunique and i.indisvalid and i.indimmediate and i.indpred is null and i.indexprs is null
 """
@@ -43,6 +44,7 @@ class _Column:
     is_required: bool
     is_generated: bool
     is_always_numbered: bool
+    is_not_null: bool
     rights: frozenset[str]
 
 
@@ -81,7 +83,7 @@ def check_table(
     there = _columns(connection, oid)
     _check_columns(name, there, columns, wanted)
     if key:
-        _check_key(connection, oid, name, there, key)
+        _check_key(connection, oid, name, there, columns, key)
     rights = {"insert", "select", "update"} if key else {"insert"}
     missing = sorted({right for column in wanted for right in rights - there[column].rights})
     missing += ["delete"] * (delete_when is not None and not may_delete)
@@ -105,9 +107,10 @@ def check_is_kept(name: str, persistence: str) -> None:
 def _columns(connection: psycopg.Connection, oid: int) -> dict[str, _Column]:
     found = {}
     for row in connection.execute(_COLUMNS, {"table": oid}).fetchall():
-        column, kind, category, element, element_category, required, generated, numbered, rights = row
+        column, kind, category, element, element_category, required, generated, numbered, not_null, rights = row
         of = None if element is None else ColumnType(element, element_category)
-        found[column] = _Column(ColumnType(kind, category, of), required, generated, numbered, frozenset(rights))
+        type_ = ColumnType(kind, category, of)
+        found[column] = _Column(type_, required, generated, numbered, not_null, frozenset(rights))
     return found
 
 
@@ -137,14 +140,28 @@ def _check_columns(name: str, there: Mapping[str, _Column], columns: pa.Schema, 
 
 
 def _check_key(
-    connection: psycopg.Connection, oid: int, name: str, there: Mapping[str, _Column], key: Sequence[str]
+    connection: psycopg.Connection,
+    oid: int,
+    name: str,
+    there: Mapping[str, _Column],
+    columns: pa.Schema,
+    key: Sequence[str],
 ) -> None:
-    unique = [set(names) for (names,) in connection.execute(_KEYS, [oid]).fetchall()]
+    found = connection.execute(_KEYS, [oid]).fetchall()
+    unique = [set(names) for names, _ in found]
     if set(key) not in unique:
         has = "; ".join(", ".join(sorted(names)) for names in unique) or "none"
         raise InvalidInputError(
             f"table {name} needs a unique index on exactly {', '.join(key)}, without a condition; it has: {has}. "
             f"alter table {name} add primary key ({', '.join(key)})"
+        )
+    may_be_null = [column for column in key if columns.field(column).nullable and not there[column].is_not_null]
+    if may_be_null and not any(set(names) == set(key) and finds_nulls for names, finds_nulls in found):
+        nulls = ", ".join(may_be_null)
+        raise InvalidInputError(
+            f"the unique index of table {name} does not find rows whose key is null, so each batch would add another "
+            f"row instead of replacing it: alter table {name} {_not_null(may_be_null)}, and leave out rows with null "
+            f"in {nulls}; or create the index as unique nulls not distinct (PostgreSQL 15 and later)"
         )
     numbered = [column for column, its in there.items() if its.is_always_numbered and column in key]
     if numbered:
@@ -152,6 +169,10 @@ def _check_key(
             f"column {', '.join(numbered)} of table {name} is always generated, so no row can name it; "
             "generate it by default"
         )
+
+
+def _not_null(columns: Sequence[str]) -> str:
+    return ", ".join(f"alter column {column} set not null" for column in columns)
 
 
 def _typed(columns: pa.Schema, names: Sequence[str]) -> str:

@@ -67,6 +67,22 @@ class Marker:
     checkpoint: CheckpointRef
     earlier: tuple[tuple[int, int], ...] = ()
 
+    @classmethod
+    def first(cls, job_uid: str, slot: int, checkpoint: CheckpointRef, records: Iterable[tuple[int, int]] = ()) -> Self:
+        """
+        Return the marker of a slot that has published nothing before.
+
+        Args:
+            job_uid: The job's uid.
+            slot: Number of the slot.
+            checkpoint: The newest checkpoint whose records are published.
+            records: Epoch and checkpoint id of all records that are published with it, if a rewind began its branch.
+                Those of earlier epochs are of the branch that the job began with: a slot that had published on any
+                other would have a marker.
+        """
+        earlier = [checkpoint_id for epoch, checkpoint_id in records if epoch < checkpoint.branch]
+        return cls(job_uid, slot, checkpoint, ((0, max(earlier)),) if earlier else ())
+
     def covers(self, epoch: int, checkpoint_id: int) -> bool:
         """Return whether records that a driver of this epoch logged for a checkpoint are published."""
         until = [published for branch, published in self._branches if branch <= epoch]

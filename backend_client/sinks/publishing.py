@@ -43,12 +43,19 @@ class Target:
 
     Args:
         checkpoint: The newest checkpoint whose output is published.
-        starts_branch: Whether it is the checkpoint that the job was rewound to. Before anything is built on that one,
-            all slots are published up to it, even if that adds nothing but the marker.
+        starts_branch: Whether slots may stand on an earlier branch: the job was rewound to this checkpoint, or has not
+            used a slot since a rewind. Before anything is built on it, all slots are published up to it, even if that
+            adds nothing but the marker.
+        given_up: Output up to this checkpoint is not published any more.
+        newest: A later checkpoint of the same branch, whose log has the output too when the first one is subsumed.
+        marked_slots: Slots below this number have published before, and so have a marker.
     """
 
     checkpoint: CheckpointRef
     starts_branch: bool = False
+    given_up: int | None = None
+    newest: CheckpointRef | None = None
+    marked_slots: int = 0
 
 
 def is_due(marker: Marker | None, slot: Slot, target: Target) -> bool:
@@ -57,9 +64,15 @@ def is_due(marker: Marker | None, slot: Slot, target: Target) -> bool:
 
     Raises:
         FencedError: The job was rewound since; what follows the target is published by a newer driver.
-        ConflictError: The marker is of another job, or the slot was left out after a rewind.
+        ConflictError: The marker is of another job, or was lost, or the slot was left out after a rewind.
     """
     if marker is None:
+        if slot.number < target.marked_slots:
+            raise ConflictError(
+                f"slot {slot.number} of sink {slot.sink!r} has published, but its marker is gone: what the log still "
+                "has would be published twice. Restore the markers, or point the sink to the system that it had; for "
+                "another system, or to go on without them, give the sink another name"
+            )
         return True
     if marker.job_uid != slot.job_uid:
         raise ConflictError(
@@ -98,20 +111,28 @@ def publish_slot(sink: Sink, slot: Slot, read: ReadOutput, target: Target) -> in
         last = publisher.last_published()
         if not is_due(last, slot, target):
             return 0
-        if last is None:
-            return publisher.publish(_records(read(None)), Marker(slot.job_uid, slot.number, target.checkpoint))
-        if last.checkpoint.branch == target.checkpoint.branch:
-            new = _not_covered(read(last.checkpoint), last)
+        branch = target.checkpoint.branch
+        if last is not None and last.checkpoint.branch == branch:
+            new = _wanted(read(last.checkpoint), last, target)
             return publisher.publish(_records(new), last.following(target.checkpoint))
-        found = [(logged.epoch, logged.checkpoint_id) for logged in _not_covered(read(None), last)]
-        new = _not_covered(read(None), last)
-        return publisher.publish(_records(new), last.following(target.checkpoint, found))
+        # On the branch that the job began with, there is no earlier one to tell of.
+        logged = _wanted(read(None), last, target) if branch > 0 else ()
+        found = [(item.epoch, item.checkpoint_id) for item in logged]
+        if last is None:
+            marker = Marker.first(slot.job_uid, slot.number, target.checkpoint, found)
+        else:
+            marker = last.following(target.checkpoint, found)
+        return publisher.publish(_records(_wanted(read(None), last, target)), marker)
     finally:
         publisher.close()
 
 
-def _not_covered(logged: Iterable[LoggedRecords], marker: Marker) -> Iterator[LoggedRecords]:
-    return (item for item in logged if not marker.covers(item.epoch, item.checkpoint_id))
+def _wanted(logged: Iterable[LoggedRecords], marker: Marker | None, target: Target) -> Iterator[LoggedRecords]:
+    """Yield what is neither published nor given up."""
+    for item in logged:
+        is_published = marker is not None and marker.covers(item.epoch, item.checkpoint_id)
+        if not is_published and (target.given_up is None or item.checkpoint_id > target.given_up):
+            yield item
 
 
 def _records(logged: Iterable[LoggedRecords]) -> Iterator[pa.RecordBatch]:

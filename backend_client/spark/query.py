@@ -20,6 +20,9 @@ from backend_client.spark.columnar_plan import ColumnarPlan
 from backend_client.spark.event_time import EventTime, event_time_of
 from dstl_service.wire import StateInfo
 
+_MOVING = frozenset({"coalesce", "hint", "join", "repartition", "repartitionByRange"})
+"""Steps after which a row may be in another partition, in each batch in another one."""
+
 
 @dataclass(frozen=True, slots=True)
 class Step:
@@ -91,6 +94,11 @@ class Query:
     operators: tuple[Operator, ...]
     steps: tuple[Step, ...]
     settings: BackendSettings
+
+    @property
+    def keeps_places(self) -> bool:
+        """Whether the output of a partition of the last operator stays in one partition through the steps."""
+        return not any(step.name in _MOVING for step in self.steps)
 
     @property
     def spark(self) -> SparkSession:

@@ -80,8 +80,10 @@ class Entries:
         return next(self._stored(prefix, self._written), None) is not None
 
     def clear(self) -> None:
-        """Remove all entries of the current key."""
-        for entry, _ in list(self._items()):
+        """Remove all entries of the current key, expired ones too: a clock that is set back would show them again."""
+        prefix = self._enter()
+        stored = [entry for entry, _ in self._state.scan(prefix) if entry not in self._written]
+        for entry in [*stored, *(entry for entry, data in self._written.items() if data is not None)]:
             self._write(entry, None)
 
 
@@ -127,6 +129,12 @@ class ListVariable(Entries):
     def appendList(self, newState: Iterable[tuple[Any, ...]]) -> None:
         """Append elements. Raises as `put` does."""
         self._append(self._encoded(newState))
+
+    def clear(self) -> None:
+        """Remove all elements of the current key."""
+        self._enter()
+        self._elements, self._appended = [], 0
+        super().clear()
 
     def _append(self, elements: Sequence[bytes]) -> None:
         self._enter()

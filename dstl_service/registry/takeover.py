@@ -90,7 +90,7 @@ class OwnedJob(ManifestReader):
                 raise NotFoundError(f"job {self._job!r} has no checkpoint left to be rewound from", job=self._job)
             self.keep(before_rewind(parent.latest.ref), parent.latest)
             target = self._target_of(record.rewind)
-            restored = self._restored(target, record, parent.latest.ref)
+            restored = self._restored(target, record, parent.latest)
             self._log.append(replace(restored, note=self._noted(restored)))
         except (NotFoundError, ConflictError, CorruptDataError):
             # Another process finished the rewind, and the job went on so far that manifests read here were deleted.
@@ -211,8 +211,17 @@ class OwnedJob(ManifestReader):
                 job=self._job,
             ) from error
 
-    def _restored(self, target: Manifest, record: EpochRecord, newest: CheckpointRef) -> Manifest:
-        """Return the first manifest of a rewind's branch, without anything under way."""
+    def _restored(self, target: Manifest, record: EpochRecord, newest: Manifest) -> Manifest:
+        """
+        Return the first manifest of a rewind's branch, without anything under way.
+
+        A sink has all slots of before and after: a driver from before the rewind is fenced in each of them.
+        """
+        slots = {sink.name: sink.parallelism for sink in newest.operators if sink.is_sink}
+        operators = tuple(
+            replace(item, parallelism=max(item.parallelism, slots.get(item.name, 0))) if item.is_sink else item
+            for item in target.operators
+        )
         return replace(
             target,
             kind=ManifestKind.COMPLETE,
@@ -220,7 +229,8 @@ class OwnedJob(ManifestReader):
             generation=Place(record.branch, target.id, 0).generation,
             epoch=record.epoch,
             created_ms=self._clock.now_ms(),
-            rewound_from=newest,
+            operators=operators,
+            rewound_from=newest.ref,
             kept_by="",
             under_way=NOTHING,
         )

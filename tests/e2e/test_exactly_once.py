@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import sqlite3
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -53,10 +54,11 @@ def published(sink: SqliteSink) -> list[Any]:
 def run(spark: SparkSession, make_backend: Backends, tmp_path: Path) -> Callable[..., None]:
     """Return a function that runs the query over the first input files, to its end."""
 
-    def run_upto(sink: SqliteSink, upto: int, parallelism: int = 2, **options: Any) -> None:
+    def run_upto(sink: SqliteSink, upto: int, parallelism: int = 2, abandon: str = "", **options: Any) -> None:
         write_input(tmp_path / "in", FILES[:upto])
         result = totals(make_backend(parallelism=parallelism), read_input(spark, tmp_path / "in"))
         writer = result.writeStream.sink(sink, **{"slots": 2, "patience_s": 60, **options})
+        writer = writer.option("abandonOutput", abandon)
         query = writer.option("checkpointLocation", str(tmp_path / "chk")).trigger(availableNow=True).start()
         query.awaitTermination()
 
@@ -161,6 +163,35 @@ def test_a_rewind_publishes_new_output_and_nothing_old_twice(
     run(sink, 4)  # what the first branch had published is not published again, only the next batch's output
     new = rows_of_batches([FILES[0], FILES[1], [*FILES[2], *FILES[3]]], begin=2)
     assert published(sink) == sorted([*before, *new], key=repr)
+
+
+def test_slots_and_sinks_that_a_rewind_left_out_are_used_again(run: Callable[..., None], tmp_path: Path) -> None:
+    """Their markers are of the branch before the rewind; nothing waits for ever, and nothing is published twice."""
+    sink = SqliteSink(str(tmp_path / "out.db"))
+    run(sink, 2, slots=3)
+    set_back(tmp_path, "--checkpoint", "0")
+    run(sink, 2, name="other", slots=1, abandon="output")
+    run(sink, 3, name="output", slots=2, abandon="other")
+    run(sink, 4, name="output", slots=3, abandon="other")
+    again = rows_of_batches(FILES[:2], begin=1)
+    assert published(sink) == sorted([*expected(4), *again], key=repr)
+
+
+def test_one_slot_keeps_the_order_of_rows_that_move(
+    spark: SparkSession, make_backend: Backends, tmp_path: Path
+) -> None:
+    """After `repartition`, a key's partition says nothing of its slot: two slots would publish it in any order."""
+    sink = SqliteSink(str(tmp_path / "out.db"))
+    write_input(tmp_path / "in", FILES)
+    result = totals(make_backend(), read_input(spark, tmp_path / "in")).repartition(4)
+    query = result.writeStream.sink(sink, slots=2).option("checkpointLocation", str(tmp_path / "chk")).start()
+    try:
+        query.processAllAvailable()
+    finally:
+        query.stop()
+    with sqlite3.connect(sink.path) as connection:
+        assert connection.execute("select distinct slot from records").fetchall() == [(0,)]
+    assert published(sink) == expected(4)
 
 
 def test_a_sink_is_not_left_with_unpublished_output_unnoticed(
@@ -275,6 +306,8 @@ def test_guarantees_that_cannot_be_kept_are_refused(
     with pytest.raises(InvalidInputError, match="publishes exactly once; it cannot be 'at-most-once'"):
         sink = SqliteSink(str(tmp_path / "out.db"))
         result.writeStream.sink(sink).guarantee("at-most-once").option("checkpointLocation", location).start()
+    with pytest.raises(InvalidInputError, match="has an operator 'Totals': give the sink another name"):
+        result.writeStream.sink(sink, name="Totals").option("checkpointLocation", location).start()
 
 
 def test_spark_options_of_kafka(spark: SparkSession, make_backend: Backends, tmp_path: Path) -> None:

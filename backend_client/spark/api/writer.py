@@ -151,7 +151,8 @@ class StatefulStreamWriter:
         Args:
             sink: The system, for example a `KafkaSink`.
             name: Names the sink within the job; markers in the system belong to it. Keep it over restarts.
-            slots: Number of transactions per checkpoint, which run at the same time, each on a core; 1..1024.
+            slots: Number of transactions per checkpoint, which run at the same time, each on a core; 1..1024. One if
+                the result was joined, repartitioned or coalesced.
             backlog_checkpoints: Batches wait while this many checkpoints are unpublished.
             backlog_bytes: Batches wait while their output takes this much in the log.
             patience_s: How long `stop` and the end of the query wait for the last publish.
@@ -266,8 +267,16 @@ class StatefulStreamWriter:
             "to them; call option('checkpointLocation', …) on the writer"
         )
 
+    def _fitting(self, plan: SinkPlan) -> SinkPlan:
+        """Return a sink's plan as it fits the query; `InvalidInputError` if it does not."""
+        if any(operator.name == plan.name for operator in self._query.operators):
+            raise InvalidInputError(f"the query has an operator {plan.name!r}: give the sink another name, name=…")
+        # A slot is a range of the operator's partitions. If rows move, one slot keeps the order of checkpoints.
+        return plan if self._query.keeps_places else replace(plan, slots=1)
+
     def _start(self, output: OutputPlan) -> StreamingQuery:
         location = self._location()
+        output = self._fitting(output) if isinstance(output, SinkPlan) else output
         spark = self._query.spark
         if self._query_name and any(query.name == self._query_name for query in spark.streams.active):
             # Spark refuses this too, but only after this query has taken the job from the running one.

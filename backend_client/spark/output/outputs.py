@@ -21,7 +21,7 @@ from backend_client.sinks.protocol import Sink, Slot
 from backend_client.sinks.publishing import Target
 from backend_client.spark.output.publisher import BacklogLimits, Publisher
 from backend_client.spark.output.spark_sinks import BatchFunction, ForeachRows
-from backend_client.spark.output.stored_sinks import closed_sinks, stored_sinks
+from backend_client.spark.output.stored_sinks import closed_sinks, first_target, stored_sinks
 from backend_client.spark.output.tasks import LOGGED, PUBLISHED, LogReceipt, LogTask, PublishTask
 from backend_client.spark.private.frames import arrow_schema
 from backend_client.spark.shipping import Shipments
@@ -179,14 +179,15 @@ class SinkOutput:
         Have published what an earlier run left; wait for it if later output relies on it.
 
         Raises:
-            UnavailableError: The sink cannot be reached after a rewind or a change of its slots.
+            UnavailableError: The sink cannot be reached after a rewind or a change of its slots, or when it is new.
         """
-        latest = self._session.latest
-        if latest is not None and self._known is not None:
-            self._publisher.submit(Target(latest.ref, latest.rewound_from is not None), 0)
-            if latest.rewound_from is not None or self._known.parallelism != self._plan.slots:
+        latest, slots = self._session.latest, self._plan.slots
+        if latest is not None:
+            target, must_end = first_target(latest, self._known, slots)
+            self._publisher.submit(target, 0)
+            if must_end:
                 self._publisher.drain()
-        self._slots = self._plan.slots
+        self._slots = slots
 
     @property
     def operators(self) -> Sequence[OperatorInfo]:

@@ -13,7 +13,7 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from backend_client.sinks.publishing import Target
 from storage.errors import InvalidInputError, UnavailableError
@@ -146,17 +146,22 @@ class Publisher:
                 self._changed.wait_for(lambda: self._is_closed or bool(self._waiting))
                 if self._is_closed:
                     return
-                target, _ = self._waiting[0]
-            if not self._publish_with_patience(target):
+            if not self._publish_with_patience():
                 return
             with self._changed:
                 self._waiting.popleft()
                 self._changed.notify_all()
 
-    def _publish_with_patience(self, target: Target) -> bool:
-        """Publish up to a checkpoint, however often it must be tried; return whether it is, and this is not closed."""
+    def _oldest(self) -> Target:
+        """Return the next target. While it waited, its checkpoint may have been subsumed; the newest one is not."""
+        with self._changed:
+            return replace(self._waiting[0][0], newest=self._waiting[-1][0].checkpoint)
+
+    def _publish_with_patience(self) -> bool:
+        """Publish the next target, however often it must be tried; return whether it is, and this is not closed."""
         pause_s, reported_s = _FIRST_PAUSE_S, float("-inf")
         while not self._is_closed:
+            target = self._oldest()
             try:
                 self.records += self._publish(target)
             except Exception as error:  # noqa: BLE001 - whatever it is, nothing is lost by waiting

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+from backend_client.sinks.publishing import Target
 from dstl_service.wire import CLOSED_SINK, SINK, CheckpointInfo, OperatorInfo
 from storage.errors import InvalidInputError
 
@@ -48,3 +49,24 @@ def closed_sinks(
 def stored_sinks(latest: CheckpointInfo | None) -> dict[str, OperatorInfo]:
     """Return the sinks that a checkpoint knows, by name."""
     return {info.name: info for info in latest.operators if info.is_sink} if latest else {}
+
+
+def first_target(latest: CheckpointInfo, stored: OperatorInfo | None, slots: int) -> tuple[Target, bool]:
+    """
+    Return what a start has to publish, and whether it must be published before anything is built on it.
+
+    Args:
+        latest: The job's newest checkpoint.
+        stored: What that says of the sink; None if it does not know it.
+        slots: The query's number of slots.
+    """
+    known = stored if stored is not None and stored.kind == SINK else None
+    # A slot that the newest checkpoint does not use may have a marker from before a rewind.
+    begins = known is None or slots > known.parallelism or latest.rewound_from is not None
+    target = Target(
+        latest.ref,
+        starts_branch=begins,
+        given_up=stored.published if stored is not None and known is None else None,
+        marked_slots=known.parallelism if known is not None and known.published is not None else 0,
+    )
+    return target, begins or known is None or slots != known.parallelism

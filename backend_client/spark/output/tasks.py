@@ -120,8 +120,8 @@ class PublishTask:
                 yield pa.RecordBatch.from_pydict({"records": pa.array([records], pa.int64())})
 
     def _read(self, slot: Slot, after: CheckpointRef | None) -> Iterator[LoggedRecords]:
-        client = kept_client(self.settings)
+        client, target = kept_client(self.settings), self.target
         for checkpoint_id, source, changes in read_output(
-            client, slot.job, slot.sink, slot.number, after, self.target.checkpoint
+            client, slot.job, slot.sink, slot.number, after, target.checkpoint, target.newest
         ):
             yield LoggedRecords(epoch_of(changes, source), checkpoint_id, record_batches(changes, source))

@@ -60,11 +60,11 @@ class SinkJob(JobDriver):
         sink: dict[str, Any] = {"operators": [OperatorInfo("output", 2, "S", {}, kind=SINK, published=published)]}
         self.refs.append(self.complete(refs, **sink).ref)
 
-    def logged(self, slot: int, after: CheckpointRef | None = None) -> list[int]:
-        """Return the ids of the checkpoints whose output the newest one's log has."""
+    def logged(self, slot: int, after: CheckpointRef | None = None, to: CheckpointRef | None = None) -> list[int]:
+        """Return the ids of the checkpoints whose output the log of a checkpoint has, by default of the newest one."""
         assert self.base is not None
         found = []
-        for item in read_output(self.client, self.name, "output", slot, after, self.base):
+        for item in read_output(self.client, self.name, "output", slot, after, to or self.base, self.base):
             (row,) = [row for batch in record_batches(item.changes, item.source) for row in batch.to_pylist()]
             assert row["v"].startswith(f"{slot}-{item.checkpoint_id}x")
             found.append(item.checkpoint_id)
@@ -91,6 +91,10 @@ def test_unpublished_output_stays_and_published_goes(service: ServiceProcess, tm
         return True
 
     wait_until(is_deleted)
+    assert job.logged(0, job.refs[7], job.refs[10]) == [8, 9, 10], "the newest checkpoint's log has it, too"
+    assert job.logged(1, None, job.refs[10]) == [5, 6, 7, 8, 9, 10]
+    with pytest.raises(NotFoundError):
+        list(read_output(client, job.name, "output", 0, None, job.refs[10]))
     for _ in range(21):
         job.batch(published=CHECKPOINTS - 1)
     assert job.logged(0)[0] >= CHECKPOINTS

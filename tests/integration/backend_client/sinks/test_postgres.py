@@ -159,6 +159,35 @@ def test_upsert_and_delete(server: PostgresServer, table: str, slot: Slot) -> No
     assert rows(sink) == [("b", 5), ("d", 1)]
 
 
+@pytest.mark.parametrize(
+    ("definition", "is_nullable", "fits"),
+    [
+        ("(k text unique, v bigint)", True, False),
+        ("(k text unique, v bigint)", False, True),
+        ("(k text unique nulls not distinct, v bigint)", True, True),
+        ("(k text not null unique, v bigint)", True, True),
+    ],
+)
+def test_null_is_a_key_like_others_or_refused(
+    server: PostgresServer, slot: Slot, definition: str, is_nullable: bool, fits: bool
+) -> None:
+    """A plain unique index finds no row whose key is null: each batch would add one instead of replacing it."""
+    name = f"nulls{next(_numbers)}"
+    with psycopg.connect(server.conninfo) as connection:
+        connection.execute(f"create table {name} {definition}")
+    columns = pa.schema([pa.field("k", pa.string(), is_nullable), pa.field("v", pa.int64())])
+    sink = PostgresSink(server.conninfo, name, key=("k",))
+    if not fits:
+        with pytest.raises(InvalidInputError, match=r"key is null, .*: alter table \w+ alter column k set not null"):
+            sink.check(columns, [slot])
+        return
+    sink.check(columns, [slot])
+    keys = [None, "a"] if "not distinct" in definition else ["b", "a"]
+    for number in (1, 2):
+        publish(sink, slot, number, pa.record_batch({"k": keys, "v": [number, number]}, schema=COLUMNS))
+    assert sorted(rows(sink), key=repr) == sorted(((key, 2) for key in keys), key=repr)
+
+
 def test_types(server: PostgresServer, slot: Slot) -> None:
     """Values arrive as they are; structs and maps are JSON."""
     with psycopg.connect(server.conninfo) as connection:

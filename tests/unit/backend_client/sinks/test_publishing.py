@@ -104,6 +104,35 @@ def test_rewinds_publish_new_output_and_nothing_twice() -> None:
     assert sink.records == [10, 11, 71, 12, 72]
 
 
+def test_first_output_after_a_rewind_is_not_published_again() -> None:
+    """The sink was away from the beginning to the rewind; then the job goes back to the first branch."""
+    sink = MemorySink()
+    publish(sink, Target(ref(1, 7), starts_branch=True), epochs=(1,))
+    assert sink.records == [10, 11]
+    assert sink.marker == Marker("uid", 3, ref(1, 7), ((0, 1),))
+    publish(sink, Target(ref(2, 9), starts_branch=True), epochs=(1,))
+    assert sink.records == [10, 11, 12]
+
+
+def test_first_output_of_a_new_branch_is_of_that_branch() -> None:
+    """Nothing that a driver of the new branch logged counts as published on an earlier one."""
+    sink = MemorySink()
+    publish(sink, Target(ref(1, 7), starts_branch=True), epochs=(7,))
+    assert (sink.records, sink.marker) == ([71], Marker("uid", 3, ref(1, 7)))
+    publish(sink, Target(ref(2, 9), starts_branch=True), epochs=(1,))
+    assert sink.records == [71, 10, 11, 12]
+
+
+def test_output_that_was_given_up_is_not_published() -> None:
+    """Not with the checkpoint that follows, and not after a rewind to one before."""
+    sink = MemorySink()
+    publish(sink, Target(ref(0)))
+    publish(sink, Target(ref(2), given_up=1))
+    assert (sink.records, sink.marker) == ([10, 12], Marker("uid", 3, ref(2)))
+    publish(sink, Target(ref(1, 9), starts_branch=True))
+    assert sink.records == [10, 12]
+
+
 def test_publisher_from_before_a_rewind_stops() -> None:
     """A driver that was paused over a rewind must not publish what was given up."""
     sink = MemorySink(Marker("uid", 3, ref(0, 7), ((0, 1),)))
@@ -123,6 +152,13 @@ def test_markers_that_do_not_fit_are_errors(marker: Marker, message: str) -> Non
     """Nothing is guessed: publishing from there could lose or repeat output."""
     with pytest.raises(ConflictError, match=message):
         is_due(marker, SLOT, Target(ref(1, 7)))
+
+
+def test_lost_marker_is_an_error() -> None:
+    """The log may still have output that was published; only a slot that is new has no marker."""
+    with pytest.raises(ConflictError, match=r"slot 3 .* its marker is gone: .* give the sink another name"):
+        is_due(None, SLOT, Target(ref(1), marked_slots=4))
+    assert is_due(None, SLOT, Target(ref(1), marked_slots=3))
 
 
 @pytest.mark.parametrize("earlier", [(), ((0, 4),), ((0, 4), (12, 9))])

@@ -24,6 +24,7 @@ class System:
     def __init__(self) -> None:
         self.is_up = threading.Event()
         self.published: list[int] = []
+        self.newest: list[int] = []
         self.refused = 0
 
     def __call__(self, wanted: Target) -> int:
@@ -35,6 +36,8 @@ class System:
                 "storage.errors.UnavailableError: the broker is away: start it\n\n\tat org.apache.spark.X"
             )
         self.published.append(wanted.checkpoint.id)
+        assert wanted.newest is not None
+        self.newest.append(wanted.newest.id)
         return 10
 
 
@@ -82,6 +85,17 @@ def test_failures_are_repeated_and_block_only_at_the_bound(system: System, publi
     waiting.join(30)
     assert entered.is_set()
     wait_until(lambda: system.published == [0, 1])
+
+
+def test_late_publish_knows_a_checkpoint_that_is_stored(system: System, publisher: Publisher) -> None:
+    """What waits long may be subsumed meanwhile; each try reads the log of the newest checkpoint, if it must."""
+    publisher.submit(target(0), 10)
+    wait_until(lambda: system.refused)
+    publisher.submit(target(1), 10)
+    publisher.submit(target(2), 10)
+    system.is_up.set()
+    wait_until(lambda: publisher.backlog == (0, 0))
+    assert (system.published, system.newest) == ([0, 1, 2], [2, 2, 2])
 
 
 def test_batch_may_wait_until_all_is_published(system: System, publisher: Publisher) -> None:

@@ -113,6 +113,23 @@ def test_expired_entries_are_removed_gradually(batches: Batches) -> None:
     assert batches.entries() == []
 
 
+def test_cleared_entries_stay_away_when_the_clock_is_set_back(batches: Batches) -> None:
+    """Entries that had expired, and were not removed yet, when the list was replaced and the map cleared."""
+    batches.value.update((1,))
+    batches.numbers.appendValue((1,))
+    batches.ages.updateValue((1,), (1,))
+    batches.next(200)
+    assert batches.content() == (None, [], {})
+    batches.value.clear()
+    batches.numbers.appendValue((7,))
+    batches.numbers.put([(2,)])
+    batches.ages.updateValue((7,), (7,))
+    batches.ages.clear()
+    assert batches.content() == (None, [2], {})
+    batches.next(50)
+    assert batches.content() == (None, [2], {})
+
+
 def test_entry_rewritten_after_its_removal_stays(batches: Batches) -> None:
     """A value that expired and is rewritten in the batch that removes it has the new value afterwards."""
     batches.value.update((1,))

@@ -25,7 +25,7 @@ from dstl_service.registry.job_deletion import delete_job
 from dstl_service.registry.job_store import JobStore
 from dstl_service.repair.fsck import check_job
 from dstl_service.repair.rebuild import rebuild_registry
-from dstl_service.wire import SINK, CheckpointRef, OperatorInfo
+from dstl_service.wire import CLOSED_SINK, SINK, CheckpointRef, OperatorInfo
 from storage.errors import FencedError, InvalidInputError, NotFoundError
 from storage.local_store import LocalStore
 from storage.memory_store import MemoryStore
@@ -137,6 +137,24 @@ def test_published_output_that_stays_is_told(store: MemoryStore) -> None:
 
     assert report.published == {"late": 2}
     assert "; sink late has published output up to checkpoint 2 at least, which stays" in describe_rewind(report)
+
+
+def test_sink_has_the_slots_of_before_and_after(store: MemoryStore) -> None:
+    """The next driver publishes them all once: so one from before the rewind is fenced in each of them."""
+    driver = QueryDriver(store, 1)
+    for few, many in ((2, 3), (2, 3), (4, 1)):
+        sinks = (
+            OperatorInfo("few", few, "", {}, kind=SINK),
+            OperatorInfo("many", many, "", {}, kind=CLOSED_SINK, published=0),
+            OperatorInfo("table", few, "", {}),
+        )
+        driver.latest, _ = driver.jobs.create(replace(driver.request(), operators=sinks))
+
+    set_back(store, checkpoint_id=1)
+
+    newest = opened(store, 80).newest()
+    assert newest is not None
+    assert {item.name: item.parallelism for item in newest.operators} == {"few": 4, "many": 3, "table": 2}
 
 
 def test_older_driver_is_fenced(store: MemoryStore) -> None:

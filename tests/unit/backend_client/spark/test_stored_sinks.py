@@ -1,0 +1,51 @@
+"""What a start has published of an earlier run's output."""
+
+from __future__ import annotations
+
+import pytest
+
+from backend_client.sinks.publishing import Target
+from backend_client.spark.output.stored_sinks import first_target
+from dstl_service.wire import CLOSED_SINK, SINK, CheckpointInfo, CheckpointRef, OperatorInfo
+
+REF = CheckpointRef(9, 0, "m9")
+
+
+def latest(rewound_from: CheckpointRef | None = None) -> CheckpointInfo:
+    return CheckpointInfo(
+        ref=REF,
+        base=None,
+        epoch=1,
+        created_ms=0,
+        query_id="q",
+        offsets="",
+        operators=[],
+        segments=0,
+        segment_bytes=0,
+        rewound_from=rewound_from,
+    )
+
+
+def sink(kind: str = SINK, published: int | None = None) -> OperatorInfo:
+    return OperatorInfo("output", 2, "S", {}, kind=kind, published=published)
+
+
+@pytest.mark.parametrize(
+    ("stored", "slots", "target", "must_end"),
+    [
+        (sink(), 2, Target(REF), False),
+        (sink(published=7), 2, Target(REF, marked_slots=2), False),
+        (sink(published=7), 1, Target(REF, marked_slots=2), True),
+        (sink(published=7), 3, Target(REF, starts_branch=True, marked_slots=2), True),
+        (sink(CLOSED_SINK, 7), 2, Target(REF, starts_branch=True, given_up=7), True),
+        (None, 2, Target(REF, starts_branch=True), True),
+    ],
+)
+def test_what_a_start_publishes(stored: OperatorInfo | None, slots: int, target: Target, must_end: bool) -> None:
+    """New slots, and sinks that the newest checkpoint does not use, may have markers from before a rewind."""
+    assert first_target(latest(), stored, slots) == (target, must_end)
+
+
+def test_start_after_a_rewind() -> None:
+    """All slots are published to where the branch begins, before anything is built on it."""
+    assert first_target(latest(REF), sink(), 2) == (Target(REF, starts_branch=True), True)

@@ -7,7 +7,6 @@ from typing import Annotated
 from fastapi import APIRouter, Query, Request
 from pydantic import BaseModel, Field
 
-from dstl_service.formats.checkpoint_record import received_segment
 from dstl_service.http.requests import IN_DIGITS, JobName, ServiceParts, take_in
 from dstl_service.http.task_requests import AppendRequest
 from dstl_service.wire import NAME, NAME_PATTERN, ChangeSetRef, PersistRequest, PersistResponse
@@ -60,7 +59,5 @@ async def append(
 @router.post("/persist")
 async def persist(job: JobName, body: PersistRequest, parts: ServiceParts) -> PersistResponse:
     """Make change sets durable and return their handles, or only start to with `wait` false."""
-    # A note may have megabytes; parsing it on the event loop would delay a hundred requests.
-    note = None if body.note is None else await parts.note_threads.run(job, received_segment, job, body.note)
-    persisted = await parts.persister.persist_claimed(job, body.refs, wait=body.wait, note=note)
+    persisted = await parts.persister.persist_claimed(job, body.refs, wait=body.wait, note=body.note)
     return PersistResponse([handle.to_dict() for handle in persisted.all_handles])

@@ -13,7 +13,7 @@ from httpx2 import Response
 
 from dstl_service.formats.checkpoint_record import CheckpointRecord, encode_note
 from dstl_service.intake.change_sets import BatchSettings
-from dstl_service.intake.intake import NOTES_MAX
+from dstl_service.intake.notes import NOTES_MAX
 from storage.errors import NotFoundError
 from storage.key_groups import KeyGroupRange
 from storage.memory_store import MemoryStore

@@ -16,7 +16,7 @@ from typing import Any
 
 from dstl_service.intake.active_job import ActiveJob, ActiveJobs
 from dstl_service.intake.in_flight_limiter import FIRST_BYTES_MAX, InFlightLimiter, Place
-from dstl_service.intake.notes import Batch, request_sets, unstored_sets
+from dstl_service.intake.notes import Batch, check_waiting, unstored_sets
 from dstl_service.metrics.intake import IntakeMetrics
 from dstl_service.restore.segment_cache import SegmentCache
 from dstl_service.uploads.uploader import Upload, Uploader
@@ -187,9 +187,13 @@ class Intake:
             LostChangesError: A set is not held.
             OverloadedError: Too many notes wait to be stored.
         """
-        wanted = request_sets(job.book, ids, note, self._clock.monotonic_ms())
+        check_waiting(job.book, note)
+        now_ms = self._clock.monotonic_ms()
+        job.book.request(ids, now_ms)
+        noted = [] if note is None else [job.book.take_note(note)]
+        job.book.request(noted, now_ms)
         self._schedule(job)
-        return wanted
+        return [*ids, *noted]
 
     async def durable(self, job: ActiveJob, ids: Sequence[ChangeSetId]) -> list[SegmentHandle]:
         """

@@ -101,24 +101,10 @@ def unstored_sets(tracker: ChangeSetTracker) -> int:
     return len(sent_by_tasks(tracker.unstored))
 
 
-def request_sets(
-    tracker: ChangeSetTracker, ids: Sequence[ChangeSetId], note: Segment | None, now_ms: int
-) -> list[ChangeSetId]:
-    """
-    Request the upload of these sets, and of a note with them; return their ids, the note's last.
-
-    Raises:
-        LostChangesError: A set is not held. Nothing was requested.
-        OverloadedError: Too many notes wait to be stored. Nothing was requested.
-    """
+def check_waiting(tracker: ChangeSetTracker, note: Segment | None) -> None:
+    """Raise `OverloadedError` if too many notes of a job wait to be stored for this one to be taken in."""
     if note is not None and len(tracker.unstored) - unstored_sets(tracker) >= NOTES_MAX:
         raise OverloadedError(f"{NOTES_MAX} notes of job {note.id.job!r} wait to be stored; retry later")
-    tracker.request(ids, now_ms)
-    if note is None:
-        return list(ids)
-    note_id = tracker.take_note(note)
-    tracker.request([note_id], now_ms)
-    return [*ids, note_id]
 
 
 def is_stored_here(note: Segment | None, *, holds_sets: bool, others_do: bool) -> bool:

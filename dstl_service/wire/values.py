@@ -21,7 +21,7 @@ from dstl_service.wire.limits import (
 from storage.errors import InvalidInputError
 from storage.key_groups import KeyGroupRange
 from storage.model import ChangeSetId, Writer
-from storage.validation import NUMBER_MAX
+from storage.validation import NUMBER_MAX, shorten
 
 SINK, CLOSED_SINK = "sink", "closed-sink"
 """Kinds of an operator that holds a sink's unpublished output, and of one whose sink the query no longer has."""
@@ -59,7 +59,9 @@ class CheckpointRef:
         """
         match = _REF.fullmatch(text)
         if match is None:
-            raise InvalidInputError(f"{text!r} is not a checkpoint reference; the form is <id>.<generation>.<uid>")
+            raise InvalidInputError(
+                f"{shorten(text)} is not a checkpoint reference; the form is <id>.<generation>.<uid>"
+            )
         return cls(int(match[1]), int(match[2]), match[3])
 
 

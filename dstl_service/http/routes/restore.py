@@ -5,14 +5,14 @@ from __future__ import annotations
 from collections.abc import AsyncIterator, Callable, Iterator
 from typing import Annotated
 
-from fastapi import APIRouter, Query, Request, Response
+from fastapi import APIRouter, Query, Response
 from fastapi.responses import StreamingResponse
 from prometheus_client import Gauge
 from pydantic import BaseModel, Field
 from starlette.types import Receive, Scope, Send
 
 from dstl_service.composition import Parts
-from dstl_service.http.requests import IN_DIGITS, JobName, ServiceParts
+from dstl_service.http.requests import ANSWERED_BEFORE, IN_DIGITS, JobName, ServiceParts
 from dstl_service.http.task_requests import RestoreRequest
 from dstl_service.materialization.pending import Offer
 from dstl_service.restore.plan import RestorePlan
@@ -55,9 +55,7 @@ class _RestoreParameters(BaseModel):
 
 
 @router.get("/restore", response_class=StreamingResponse, responses={200: {"content": {_MEDIA_TYPE: {}}}})
-async def restore(
-    job: JobName, parts: ServiceParts, request: Request, _declared: Annotated[_RestoreParameters, Query()]
-) -> Response:
+async def restore(job: JobName, declared: Annotated[_RestoreParameters, Query()]) -> Response:
     """
     Stream what leads a table of these key groups from version `have` (none: empty) to checkpoint `to`.
 
@@ -76,7 +74,7 @@ async def restore(
     Instead of the rest there may be one ``error``; or one ``gone``: what led from `have` was deleted with checkpoints
     that were subsumed, so the table must be emptied and everything asked for.
     """
-    return await answer_restore(parts, job, RestoreRequest.parse(request.scope["query_string"]))
+    raise NotImplementedError(ANSWERED_BEFORE)
 
 
 @router.post("/read", response_class=StreamingResponse, responses={200: {"content": {_MEDIA_TYPE: {}}}})
@@ -99,8 +97,9 @@ def _set_frames(sets: Iterator[tuple[ChangeSetId, int, BytesLike]]) -> Iterator[
     yield write_frame(EndFrame())
 
 
-async def answer_restore(parts: Parts, job: str, request: RestoreRequest) -> Response:
+async def answer_restore(parts: Parts, request: RestoreRequest) -> Response:
     """Return the answer to a restore: a stream, or one piece if it is small."""
+    job = request.job
     plan, offer = await parts.restores.plan(
         job,
         request.operator,

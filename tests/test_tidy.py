@@ -132,7 +132,14 @@ DOORS: dict[str, tuple[str, ...]] = {
         "loadtest/",
         "tools/servers/",
     ),
-    "pyspark": ("backend_client/spark/", "backend_client/testing/", "loadtest/", "tools/servers/", "tools/walk/job.py"),
+    "pyspark": (
+        "backend_client/spark/",
+        "backend_client/testing/",
+        "loadtest/",
+        "tools/servers/",
+        "tools/walk/job.py",
+        "tools/spark_session.py",
+    ),
     # Private modules may change with any release and have one door; ruff's SLF001 checks private members.
     "pyspark.sql.pandas": ("backend_client/spark/private/",),
     "pandas.core": ("backend_client/spark/private/",),

@@ -75,7 +75,7 @@ class LinkService:
         Carry out a request of another host.
 
         Raises:
-            InvalidInputError: It is no valid request.
+            InvalidInputError: The request is malformed.
             DstlError: As `Persister.persist`.
         """
         try:

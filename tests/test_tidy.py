@@ -191,7 +191,7 @@ FORBIDDEN_TEXT = {
 
 PRIVATE_IN_TESTS = {
     # attribute          why a test may use it of something else than itself
-    # of others, who have no public way
+    # of other projects, which have no public way
     "_blocks": "pandas: what a door of ours to pandas gives is compared with pandas' own",
     "_get_running_loop": "asyncio: an actor of the model check is suspended inside of a loop",
     "_gateway": "Spark: a listener in Python needs its server of calls from the JVM",

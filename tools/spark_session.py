@@ -39,7 +39,7 @@ def start_session(
         settings: Spark's settings, without the prefix ``spark.``; they override the common ones.
         master: Where executors run.
         folder: Holds the warehouse of tables; None for the working directory.
-        log_level: What Spark logs from now on.
+        log_level: Level of Spark's log from now on.
     """
     common = {"ui.enabled": "false", "ui.showConsoleProgress": "false", "driver.host": "127.0.0.1"}
     if folder is not None:

@@ -30,7 +30,7 @@ _JOBS = re.compile(rf"{NAME}\*?|\*")
 
 
 class Right(enum.Enum):
-    """What a route requires."""
+    """The rights that a route requires."""
 
     NONE = "nothing: anybody may ask"
     KNOWN = "to be known, in whatever role"

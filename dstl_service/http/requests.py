@@ -26,7 +26,7 @@ IN_DIGITS = BeforeValidator(_in_digits)
 
 
 ANSWERED_BEFORE = "`fast_path.FastPath` answers this request; its route is only a declaration for the OpenAPI document"
-"""What a route says that is never called."""
+"""Raised by routes that are never called."""
 
 
 async def get_parts(request: Request) -> Parts:

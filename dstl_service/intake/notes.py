@@ -33,7 +33,7 @@ class NoteReader:
         self._threads = JobThreads(NOTES_AT_ONCE, "note")
 
     async def segment_of(self, job: str, text: str | None) -> Segment | None:
-        """Return the segment of a note; None without one. `InvalidInputError` if the text is no note of this job."""
+        """Return the segment of a note; None without one. `InvalidInputError` if it is not a note of this job."""
         return None if text is None else await self._threads.run(job, received_segment, job, text)
 
     def close(self) -> None:

@@ -69,7 +69,7 @@ class Persister:
 
         Raises:
             NotFoundError: The store has no such job or epoch.
-            InvalidInputError: `note` is no note of this job, or as `persist`.
+            InvalidInputError: `note` is not a note of this job, or as `persist`.
         """
         segment = await self._notes.segment_of(name, note)
         epochs = [ref.epoch for ref in refs] + ([segment.id.writer.epoch] if segment is not None else [])

@@ -9,8 +9,8 @@ conflicts with it. Neither a clock nor a lock takes part.
 How a rewind works: the epoch's record names the target, so the target is decided with the epoch, and a new branch of
 manifests begins (`dstl_service.formats.keys.Place`). First a fence ends the branch before, then the target is written
 as the first manifest of the new one. Every process may repeat each of these steps after another died or paused: the
-next claim, rewind or garbage collection completes the rest. Of two that run at once, one wins each put, and the other
-continues from what it finds. Manifests after the target in the old branch are never touched: they left the job because
+next claim, rewind or garbage collection completes the rest. If two run at once, one wins each put, and the other
+continues from there. Manifests after the target in the old branch are never touched: they left the job because
 no newer manifest leads to them, and retention deletes them.
 
 Blocking I/O; the service calls it in threads.

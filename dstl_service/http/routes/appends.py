@@ -43,7 +43,9 @@ class _AppendParameters(BaseModel):
     count: Annotated[int, IN_DIGITS, Field(ge=0, le=COUNT_MAX)]
     checksum: Annotated[str, Field(pattern=r"^[0-9a-f]{16}$", description="XXH3-64 of the body, 16 hex digits.")]
     preemptive: bool = False
-    job_uid: Annotated[str, Field(pattern=rf"^({NAME})?$", description="Of the job that is meant.")] = ""
+    job_uid: Annotated[
+        str, Field(pattern=rf"^({NAME})?$", description="Uid of the job; empty for the current job of this name.")
+    ] = ""
 
 
 @router.post(

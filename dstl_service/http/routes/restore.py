@@ -57,22 +57,24 @@ class _RestoreParameters(BaseModel):
 @router.get("/restore", response_class=StreamingResponse, responses={200: {"content": {_MEDIA_TYPE: {}}}})
 async def restore(job: JobName, declared: Annotated[_RestoreParameters, Query()]) -> Response:
     """
-    Stream what leads a table of these key groups from version `have` (none: empty) to checkpoint `to`.
+    Stream the state and changes that bring a table of these key groups from version `have` to checkpoint `to`.
+
+    Without `have`, the table is empty.
 
     Frames, in this order:
 
     - ``plan``: with ``full`` true, empty the table first. With ``materialize`` true, make a snapshot of the table when
-      it stands at the checkpoint, and post it to ``materializations``. ``materialized``: what to report to the driver
-      of the table's snapshot, the announcement of one or the handle of a stored one, or null.
+      it is at the checkpoint, and post it to ``materializations``. ``materialized`` is the report to the driver about
+      the table's snapshot: the announcement of one, the handle of a stored one, or null.
     - for each materialization that counts one ``snapshot``, then its files, each as one or more ``file``: verify them
       against their checksum, take the key groups ``counted``.
     - one ``segment`` per change set, in the order in which they must be applied; only its key groups ``counted``.
     - ``end``.
 
-    With `output` true, `operator` is a sink: the segments are what it has to publish, without materializations.
+    With `output` true, `operator` is a sink: the segments are its unpublished output, without materializations.
 
-    Instead of the rest there may be one ``error``; or one ``gone``: what led from `have` was deleted with checkpoints
-    that were subsumed, so the table must be emptied and everything asked for.
+    Instead of the rest there may be one ``error``, or one ``gone``: the changes after `have` were deleted with subsumed
+    checkpoints, so the table must be emptied and restored as a whole.
     """
     raise NotImplementedError(ANSWERED_BEFORE)
 
@@ -80,7 +82,7 @@ async def restore(job: JobName, declared: Annotated[_RestoreParameters, Query()]
 @router.post("/read", response_class=StreamingResponse, responses={200: {"content": {_MEDIA_TYPE: {}}}})
 async def read(job: JobName, body: ReadRequest, parts: ServiceParts) -> Response:
     """
-    Give change sets back whose checkpoint does not exist yet, to who goes on from them.
+    Return change sets of a checkpoint that does not exist yet.
 
     Frames: one ``segment`` for each, in the order of the request, then ``end``; or one ``error``.
     """

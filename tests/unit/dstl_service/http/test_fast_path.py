@@ -43,7 +43,7 @@ def send(life: Life, payload: bytes = PAYLOAD, **changes: Any) -> Any:
 
 
 def is_passed_on(path: str, method: str, query: str = "") -> bool:
-    """Return whether a request is left to the routes behind the fast path."""
+    """Return whether a request is left to the routes after the fast path."""
     passed: list[Scope] = []
 
     async def application(scope: Scope, receive: Receive, send: Send) -> None:
@@ -176,7 +176,7 @@ class TestNumbers:
 
 
 class TestAppends:
-    """What the fast path answers to appends."""
+    """The fast path's answers to appends."""
 
     def test_set_is_taken_once(self) -> None:
         """I8: a set that is sent twice is the same set, with the same reference."""
@@ -232,7 +232,7 @@ class TestAppends:
 
 
 class TestRestores:
-    """What the fast path answers to restores."""
+    """The fast path's answers to restores."""
 
     def test_answers(self) -> None:
         """The frames are the same from memory and from the store; a missing checkpoint gets 404."""

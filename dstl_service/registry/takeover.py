@@ -20,7 +20,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from dstl_service.formats.checkpoint_record import note_of_rewind
+from dstl_service.formats.checkpoint_record import record_of_rewind
 from dstl_service.formats.keys import EpochRecord, Place, Rewind
 from dstl_service.formats.manifest import Manifest, ManifestKind
 from dstl_service.formats.under_way import NOTHING
@@ -227,7 +227,7 @@ class OwnedJob(ManifestReader):
 
     def _noted(self, restored: Manifest) -> SegmentHandle:
         """Store the note of a rewind's first manifest in an object of its own; return its handle."""
-        segment = note_of_rewind(self._job, self.max_parallelism, restored).to_segment()
+        segment = record_of_rewind(self._job, self.max_parallelism, restored).to_segment()
         buffers, (entry,) = encode_object([segment])
         key = f"{self._job}/segments/rewind/{self._ids.unique_id()}.seg"
         self._store.put(key, buffers)

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from dstl_service.composition import Parts
-from dstl_service.formats.checkpoint_record import CheckpointRecord, NotedSet, encode_note, received_segment
+from dstl_service.formats.checkpoint_record import CheckpointRecord, NotedSet, encode_record, received_segment
 from dstl_service.intake.notes import NOTES_AT_ONCE
 from dstl_service.process.job_threads import JobThreads
 from dstl_service.restore_service import RESTORE_THREADS
@@ -223,7 +223,7 @@ def test_few_notes_are_parsed_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_long_note_does_not_block_the_loop(monkeypatch: pytest.MonkeyPatch) -> None:
     """B9: a note, which may have megabytes, is read in a thread other than the event loop's."""
     sets = tuple(NotedSet(ChangeSetId("job", "op", 0, Writer(1, 1), 0, number), number) for number in range(100))
-    text = encode_note(CheckpointRecord("job", "uid", 128, 0, "u", 1, None, "", "", (), sets)).decode()
+    text = encode_record(CheckpointRecord("job", "uid", 128, 0, "u", 1, None, "", "", (), sets)).decode()
     readers: list[int] = []
 
     def recorded(job: str, text: str) -> Segment:

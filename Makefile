@@ -33,7 +33,7 @@ export PYSPARK_DRIVER_PYTHON := $(PY)
 unexport SPARK_HOME SPARK_CONF_DIR PYTHONPATH PYTHONHOME
 
 ##@ Use it
-.PHONY: help setup demo attack bench bench-growth bench-rescale bench-restart bench-sinks bench-smoke bench-service chaos chaos-service chaos-blocks chaos-sinks load load-web stack stack-check
+.PHONY: help setup demo attack bench bench-growth bench-rescale bench-restart bench-sinks bench-smoke bench-service bench-tails chaos chaos-service chaos-blocks chaos-sinks load load-web stack stack-check
 
 help: ## Show this list
 	@awk 'BEGIN { FS = ":.*## " } \
@@ -56,6 +56,9 @@ bench-rescale: $(STAMP) ## Measure the batches of a query that changes from 4 to
 
 bench-restart: $(STAMP) ## Compare the time from a driver's start to its first batch on existing state; SHORT=1, STRICT=1
 	SHORT=$(SHORT) STRICT=$(STRICT) $(PY) -m loadtest.bench_restart
+
+bench-tails: $(STAMP) ## Compare the slowest persists with and without an early second attempt, on a virtual clock; SHORT=1, STRICT=1
+	SHORT=$(SHORT) STRICT=$(STRICT) $(PY) -m loadtest.bench_tails
 
 bench-smoke: $(STAMP) ## Compare with Spark's own transformWithState in three workloads; STRICT=1
 	$(PY) -m loadtest.bench_smoke

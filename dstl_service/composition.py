@@ -145,7 +145,15 @@ def compose(settings: ServiceSettings, store: ObjectStore, clock: Clock, ids: Id
     ahead = ReadAhead(settings.cache.parts_ahead)
     downloads = _downloads(settings, store, clock, ids, ahead)
     service_id, metrics = ids.unique_id(), ServiceMetrics()
-    uploader = Uploader(store, upload_threads, settings.upload, ids, settings.host_id, slots=settings.upload.threads)
+    uploader = Uploader(
+        store,
+        upload_threads,
+        settings.upload,
+        ids,
+        settings.host_id,
+        slots=settings.upload.threads,
+        hedge_share_max=settings.upload.hedge_share_max,
+    )
     room = InFlightLimiter(
         settings.batch.in_flight_bytes_max,
         lambda job: jobs.in_flight_bytes_of(job),  # noqa: PLW0108 - made further down

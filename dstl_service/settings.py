@@ -28,11 +28,11 @@ from dstl_service.intake.intake import IntakeSettings
 from dstl_service.materialization.policy import MaterializationSettings
 from dstl_service.peers.registry import origin_of, parse_allowed
 from dstl_service.process.stop_time import STORED_BY
+from dstl_service.uploads.settings import UploadSettings
 from dstl_service.uploads.uploader import slots_in_all
 from dstl_service.wire import JSON_BYTES_MAX, URL_PATTERN
 from storage.errors import InvalidInputError
 from storage.private_folder import Trust
-from storage.retry_policy import RetryPolicy
 from storage.validation import validate_name
 
 LOOPBACK = frozenset({"127.0.0.1", "::1", "localhost"})
@@ -43,18 +43,6 @@ def default_host_id() -> str:
     """Return this host's name, with characters replaced that object keys do not allow."""
     name = "".join(c if c.isascii() and (c.isalnum() or c in "._-") else "-" for c in socket.gethostname())
     return name.strip(".-")[:100] or "host"
-
-
-@dataclass(frozen=True, slots=True)
-class UploadSettings(RetryPolicy):
-    """Uploads of batches: attempts that may overlap (I6), and concurrency."""
-
-    threads: int = 5
-    """Uploads of one job that run at the same time; over all jobs at most twice as many run."""
-
-    def __post_init__(self) -> None:
-        RetryPolicy.__post_init__(self)  # `super()` does not know a class with slots
-        check_at_least(1, self, "threads")
 
 
 @dataclass(frozen=True, slots=True)

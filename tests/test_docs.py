@@ -157,7 +157,7 @@ def command_defects(name: str, text: str) -> Iterator[str]:
 
 def setting_defects(name: str, text: str) -> Iterator[str]:
     known = set(spans_of(text_of("docs/settings.md")))
-    groups = {setting.partition(".")[0] for setting in known if _SETTING.fullmatch(setting)}
+    groups = {setting.partition(".")[0] for setting in known if _SETTING.fullmatch(setting)} - {"0"}  # a default
     for span in spans_of(text):
         if _SETTING.fullmatch(span) and span.partition(".")[0] in groups and span not in known:
             yield f"{name}: `{span}`: there is no such setting"

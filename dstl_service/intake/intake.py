@@ -295,11 +295,10 @@ class Intake:
             job.book.failed(batch.segments)
         else:
             self._uploaded(job, batch, handles)
-            self._metrics.upload_seconds.observe((self._clock.monotonic_ms() - started_ms) / 1000)
-            self._metrics.upload_bytes.observe(handles[0].object_size_bytes)
-            self._metrics.upload_attempts.observe(upload.attempts)
-            self._metrics.winning_attempt.observe(upload.winner)
-            level = logging.INFO if upload.attempts > 1 else logging.DEBUG
+            seconds = (self._clock.monotonic_ms() - started_ms) / 1000
+            numbers = {"attempts": upload.attempts, "hedges": upload.hedges, "winner": upload.winner}
+            self._metrics.stored(job.name, seconds, handles[0].object_size_bytes, **numbers)
+            level = logging.INFO if upload.tries > 1 else logging.DEBUG
             if logger.isEnabledFor(level):
                 facts = {"object": handles[0].object_key, "upload_attempts": upload.attempts}
                 logger.log(level, "change sets uploaded", extra={**batch.fields, **facts})

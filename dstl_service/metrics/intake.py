@@ -50,9 +50,23 @@ class IntakeMetrics:
             buckets=(1, 2, 3, 5, 10),
             registry=registry,
         )
+        self.hedges = Counter(
+            "dstl_upload_hedges",
+            "Second attempts that began early, because the first one took longer than most.",
+            ["job"],
+            registry=registry,
+        )
         self.loser_attempts = Counter(
             "dstl_upload_loser_attempts",
             "Attempts that failed, or ended after another one had stored the object.",
             ["job"],
             registry=registry,
         )
+
+    def stored(self, job: str, seconds: float, size_bytes: int, *, attempts: int, hedges: int, winner: int) -> None:
+        """Observe an upload that has stored its object."""
+        self.upload_seconds.observe(seconds)
+        self.upload_bytes.observe(size_bytes)
+        self.upload_attempts.observe(attempts)
+        self.winning_attempt.observe(winner)
+        self.hedges.labels(job).inc(hedges)

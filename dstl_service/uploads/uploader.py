@@ -1,9 +1,10 @@
 """
 Uploads batches: each becomes one segment object, put by attempts that may overlap.
 
-An attempt that exceeds its time-out goes on while the next one starts; the first to finish wins. All write the same
-bytes to the same key, so a loser needs no clean-up (I6). Errors are retried after a delay, except those that cannot
-pass. Handles are given out only after the store acknowledged the close of the object (I5).
+An attempt that exceeds its time-out goes on while the next one starts; the first to finish wins. The first attempt is
+joined earlier if it takes longer than most (`hedging`). All write the same bytes to the same key, so a loser needs no
+clean-up (I6). Errors are retried after a delay, except those that cannot pass. Handles are given out only after the
+store acknowledged the close of the object (I5).
 
 A hung store cannot starve other uploads: an upload releases its slot as soon as an attempt is late, and the attempts
 that run at once are bounded, for each job and over all; the store's own time-outs end each of them. The attempts of an
@@ -23,6 +24,7 @@ from typing import Any
 
 from dstl_service.process.fair_slots import FairSlots
 from dstl_service.process.shares import shares_of
+from dstl_service.uploads.hedging import Hedging
 from storage.checksum import BytesLike
 from storage.clock import IdSource
 from storage.errors import DstlError, UnavailableError
@@ -78,6 +80,7 @@ class Uploader:
         host_id: Part of the object keys.
         slots: Uploads of one job that run at the same time, without those with a late attempt; see `slots_in_all`.
         attempts_running_max: Attempts that run at the same time; one job has at most half of them.
+        hedge_share_max: Early attempts per upload, at most; see `hedging`.
     """
 
     def __init__(
@@ -90,8 +93,10 @@ class Uploader:
         *,
         slots: int = 5,
         attempts_running_max: int = ATTEMPTS_RUNNING_MAX,
+        hedge_share_max: float = 0.0,
     ) -> None:
         self.policy = policy
+        self.hedging = Hedging(hedge_share_max)
         self.slots = FairSlots(slots_in_all(slots))
         self._running: Counter[str] = Counter()
         self._store = store
@@ -119,17 +124,24 @@ class Uploader:
         """
         buffers, entries = encode_object(segments)
         object_size_bytes = sum(len(buffer) for buffer in buffers)
+        self.hedging.upload_begins()
         key = f"{job}/segments/{self._host_id}/{name or self._ids.unique_id()}.seg"
         handles = [SegmentHandle(key, object_size_bytes, entry) for entry in entries]
-        return Upload(self, job, key, buffers, handles)
+        return Upload(self, job, key, buffers, handles, object_size_bytes)
+
+    def admits(self, job: str) -> bool:
+        """Return whether another attempt of the job may start now."""
+        return self._attempts.admits(self._running[job], 1, self._attempts.total - self.attempts_running)
 
     def attempt(self, job: str, key: str, buffers: Sequence[BytesLike]) -> asyncio.Future[str | None]:
         """Start to put an object; the result is None or the text of a retryable error; other errors are raised."""
         loop = asyncio.get_running_loop()
-        of_job, in_all = self._running[job], self.attempts_running
-        if not self._attempts.admits(of_job, 1, self._attempts.total - in_all):
+        if not self.admits(job):
             refused: asyncio.Future[str | None] = loop.create_future()
-            refused.set_result(f"{in_all} attempts hang already, {of_job} of this job; the store does not answer")
+            refused.set_result(
+                f"{self.attempts_running} attempts hang already, {self._running[job]} of this job; the store does not "
+                "answer"
+            )
             return refused
         running = loop.run_in_executor(self._executor, self._put, key, buffers)
         self._running[job] += 1
@@ -157,18 +169,32 @@ class Upload:
     """The upload of one object. Made by `Uploader.begin`; call `stored`, then `ended`."""
 
     def __init__(
-        self, uploader: Uploader, job: str, key: str, buffers: Sequence[BytesLike], handles: list[SegmentHandle]
+        self,
+        uploader: Uploader,
+        job: str,
+        key: str,
+        buffers: Sequence[BytesLike],
+        handles: list[SegmentHandle],
+        size_bytes: int,
     ) -> None:
         self.handles = handles
         self.attempts = 0
         """Number of attempts begun."""
+        self.hedges = 0
+        """How many of them began early, because the first one took longer than most; 0 or 1."""
         self.winner = 0
         """Number of the attempt that stored the object, 1 for the first; 0 while none has."""
         self._uploader = uploader
         self._job = job
         self._key = key
         self._buffers = buffers
+        self._size_bytes = size_bytes
         self._running: dict[asyncio.Future[str | None], int] = {}
+
+    @property
+    def tries(self) -> int:
+        """Number of attempts begun that the retry policy counts."""
+        return self.attempts - self.hedges
 
     async def stored(self) -> list[SegmentHandle]:
         """
@@ -184,14 +210,15 @@ class Upload:
         last_error: str | None = None
         try:
             while True:
-                if self.attempts < policy.attempts_max:
-                    self.attempts += 1
-                    self._running[self._uploader.attempt(self._job, self._key, self._buffers)] = self.attempts
+                is_first = not self.attempts
+                if self.tries < policy.attempts_max:
+                    self._begin_attempt()
                 elif not self._running:
                     raise UnavailableError(
                         f"object {self._key} could not be stored in {self.attempts} attempts: {last_error}"
                     )
-                done = await self._end_of_some(policy.timeout_ms / 1000)
+                wait = self._end_of_first if is_first else self._end_of_some
+                done = await wait(policy.timeout_ms / 1000)
                 errors = [attempt.result() for attempt in done]  # raises an error that cannot pass
                 if self.winner:
                     return self.handles
@@ -201,12 +228,12 @@ class Upload:
                     # Late: from now on this upload does not hold up others.
                     self._uploader.slots.release(self._job)
                     has_slot = False
-                if not done and self.attempts >= policy.attempts_max:
+                if not done and self.tries >= policy.attempts_max:
                     raise UnavailableError(
-                        f"object {self._key} was not stored within {policy.timeout_ms * self.attempts} ms "
+                        f"object {self._key} was not stored within {policy.timeout_ms * self.tries} ms "
                         f"in {self.attempts} attempts"
                     )
-                if done and self.attempts < policy.attempts_max:
+                if done and self.tries < policy.attempts_max:
                     await asyncio.sleep(policy.delay_after_error_ms / 1000)
         finally:
             if has_slot:
@@ -219,6 +246,31 @@ class Upload:
             await self._end_of_some(None)
         self._buffers = ()
         return self.winner > 0 and not was_stored
+
+    def _begin_attempt(self) -> None:
+        self.attempts += 1
+        attempt = self._uploader.attempt(self._job, self._key, self._buffers)
+        self._running[attempt] = self.attempts
+        attempt.add_done_callback(partial(self._measure, asyncio.get_running_loop().time()))
+
+    def _measure(self, begun_s: float, attempt: asyncio.Future[str | None]) -> None:
+        if not attempt.cancelled() and attempt.exception() is None and attempt.result() is None:
+            duration_s = asyncio.get_running_loop().time() - begun_s
+            self._uploader.hedging.attempt_ended(self._size_bytes, duration_s * 1000)
+
+    async def _end_of_first(self, timeout_s: float | None) -> set[asyncio.Future[str | None]]:
+        """Like `_end_of_some`; if the wait gets longer than most, begin an early attempt meanwhile."""
+        hedging = self._uploader.hedging
+        delay_ms = hedging.delay_ms(self._size_bytes)
+        if timeout_s is None or delay_ms is None or delay_ms / 1000 >= timeout_s:
+            return await self._end_of_some(timeout_s)
+        done = await self._end_of_some(delay_ms / 1000)
+        if done:
+            return done
+        if self._uploader.admits(self._job) and hedging.take():
+            self.hedges += 1
+            self._begin_attempt()
+        return await self._end_of_some(timeout_s - delay_ms / 1000)
 
     async def _end_of_some(self, timeout_s: float | None) -> set[asyncio.Future[str | None]]:
         """Wait until an attempt ends or the time is over; return the ended ones, and note the winner."""

@@ -27,7 +27,7 @@ from storage.memory_store import MemoryStore
 from storage.model import ObjectInfo, SegmentHandle
 from storage.object_store import ObjectData, joined
 from storage.testing import FakeIds
-from tests.simulation.virtual_time import LoopClock, VirtualLoop
+from tools.virtual_time import LoopClock, VirtualLoop
 
 T = TypeVar("T")
 Table = dict[bytes, bytes]

@@ -23,6 +23,7 @@ TARGETS = (
     "bench-service",
     "bench-sinks",
     "bench-smoke",
+    "bench-tails",
     "chaos",
     "chaos-blocks",
     "chaos-service",

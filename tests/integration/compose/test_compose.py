@@ -22,7 +22,8 @@ from backend_client.settings import BackendSettings
 from dstl_service import cli
 from dstl_service.commands.common import settings_of
 from dstl_service.intake.change_sets import BatchSettings
-from dstl_service.settings import CacheSettings, UploadSettings
+from dstl_service.settings import CacheSettings
+from dstl_service.uploads.settings import UploadSettings
 from examples import cluster_totals
 from tools.servers.spark_cluster import master_command, worker_command
 from tools.servers.versions import VERSITYGW_VERSION

@@ -16,7 +16,8 @@ from starlette.types import Receive, Send
 from dstl_service.app import create_app
 from dstl_service.composition import Parts
 from dstl_service.intake.change_sets import BatchSettings
-from dstl_service.settings import ServiceSettings, UploadSettings
+from dstl_service.settings import ServiceSettings
+from dstl_service.uploads.settings import UploadSettings
 from dstl_service.wire import decode_frames
 from storage.checksum import checksum64
 from storage.clock import Clock, IdSource

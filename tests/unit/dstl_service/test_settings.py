@@ -16,9 +16,9 @@ from dstl_service.settings import (
     GcSettings,
     S3Settings,
     ServiceSettings,
-    UploadSettings,
     default_host_id,
 )
+from dstl_service.uploads.settings import UploadSettings
 from storage.errors import InvalidInputError
 from storage.s3_store import S3Store
 from storage.validation import validate_name

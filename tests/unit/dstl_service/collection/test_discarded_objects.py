@@ -20,7 +20,7 @@ from dstl_service.collection.garbage_collector import ORPHAN_AGE_MIN_MS, Garbage
 from dstl_service.collection.retention import RetentionSettings
 from dstl_service.compaction.plan import CompactionSettings
 from dstl_service.materialization.policy import MaterializationSettings
-from dstl_service.settings import UploadSettings
+from dstl_service.uploads.settings import UploadSettings
 from dstl_service.wire import decode_frames
 from storage.clock import SystemClock
 from storage.memory_store import MemoryStore

@@ -13,7 +13,7 @@ import pytest
 from dstl_service.intake import in_flight_limiter
 from dstl_service.intake.in_flight_limiter import InFlightLimiter
 from storage.errors import OverloadedError
-from tests.simulation.virtual_time import VirtualLoop
+from tools.virtual_time import VirtualLoop
 
 
 class Hall:

@@ -21,7 +21,8 @@ from dstl_service.peers.calls import PeerCalls
 from dstl_service.peers.client import PeerClient
 from dstl_service.peers.registry import FOLDER, PeerRegistry, announce, encode_entry, origin_of
 from dstl_service.process.fair_slots import FairSlots
-from dstl_service.settings import PeerSettings, ServiceSettings, UploadSettings
+from dstl_service.settings import PeerSettings, ServiceSettings
+from dstl_service.uploads.settings import UploadSettings
 from dstl_service.wire import ChangeSetRef
 from storage.errors import FencedError, InvalidInputError, LostChangesError, UnavailableError
 from storage.memory_store import MemoryStore

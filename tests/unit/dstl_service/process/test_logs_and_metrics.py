@@ -14,7 +14,8 @@ from fastapi.testclient import TestClient
 
 from dstl_service.app import create_app
 from dstl_service.process.logs import JsonFormatter, LogLimiter
-from dstl_service.settings import ServiceSettings, UploadSettings
+from dstl_service.settings import ServiceSettings
+from dstl_service.uploads.settings import UploadSettings
 from dstl_service.wire import BatchFigures
 from storage.checksum import checksum64
 from storage.memory_store import MemoryStore

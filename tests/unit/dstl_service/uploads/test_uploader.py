@@ -13,6 +13,7 @@ from typing import Any, TypeVar
 import pytest
 
 from dstl_service.process.fair_slots import FairSlots
+from dstl_service.uploads.hedging import DELAY_MS_MIN, SAMPLES_MIN
 from dstl_service.uploads.uploader import ThreadPerCall, Upload, Uploader
 from storage.errors import DstlError, InvalidInputError, UnavailableError
 from storage.memory_store import MemoryStore
@@ -20,8 +21,8 @@ from storage.model import Segment, SegmentHandle
 from storage.retry_policy import RetryPolicy
 from storage.segment_reader import read_segments
 from storage.testing import FakeIds, Fault, FaultKind, FaultyStore, RecordingStore
-from tests.simulation.virtual_time import VirtualLoop
 from tests.unit.dstl_service.samples import segment
+from tools.virtual_time import VirtualLoop
 
 _T = TypeVar("_T")
 
@@ -33,7 +34,7 @@ SETS = [segment(0, b"zero"), segment(1, b"one")]
 class Bench:
     """An uploader on a store that fails by script; counts the calls that reach the store."""
 
-    def __init__(self, policy: RetryPolicy, executor: Executor, *faults: Fault, **limits: int) -> None:
+    def __init__(self, policy: RetryPolicy, executor: Executor, *faults: Fault, **limits: Any) -> None:
         self.inner = MemoryStore()
         self.faulty = FaultyStore(self.inner, *faults)
         self.store = RecordingStore(self.faulty)
@@ -69,8 +70,8 @@ def bench(
 class TimedBench(Bench):
     """A bench in virtual time, for one test: attempts take no time, but the first `hangs` hang until `heal`."""
 
-    def __init__(self, policy: RetryPolicy, *faults: Fault, hangs: int = 0) -> None:
-        super().__init__(policy, ThreadPerCall("is not used"), *faults)
+    def __init__(self, policy: RetryPolicy, *faults: Fault, hangs: int = 0, **limits: float) -> None:
+        super().__init__(policy, ThreadPerCall("is not used"), *faults, **limits)
         self.begun_s: list[float] = []
         """When each attempt started."""
         self._hangs = hangs
@@ -89,7 +90,8 @@ class TimedBench(Bench):
             self._loop.close()
 
     def heal(self) -> None:
-        """Release the hung attempts."""
+        """Release the hung attempts; none hangs from now on."""
+        self._hangs = 0
         for call, attempt in self._hung:
             self._end(call, attempt)
         self._hung = []
@@ -130,6 +132,64 @@ def test_hung_attempt_is_overtaken() -> None:
 
     assert made.tell(stored_payloads) == [b"zero", b"one"]
     assert made.begun_s == pytest.approx([0, 0.1])
+
+
+def used_to(made: TimedBench, duration_ms: float) -> TimedBench:
+    """Return a bench whose uploader has seen attempts of this duration."""
+    for _ in range(SAMPLES_MIN):
+        made.uploader.hedging.attempt_ended(100, duration_ms)
+    return made
+
+
+def test_slow_attempt_is_joined_early() -> None:
+    """I6: an attempt that takes longer than most is joined by another one, long before it counts as late."""
+    made = used_to(TimedBench(PATIENT, hangs=1, hedge_share_max=0.5), 40)
+
+    async def story(made: TimedBench, upload: Upload) -> tuple[int, int, int]:
+        await upload.stored()
+        return upload.attempts, upload.tries, upload.winner
+
+    assert made.tell(story) == (2, 1, 2)
+    assert made.begun_s == pytest.approx([0, 0.04])
+
+
+def test_early_attempt_is_not_counted_as_a_try() -> None:
+    """I6: if the early attempt hangs as well, the retry policy has all its attempts, at its own times."""
+    made = used_to(TimedBench(HEDGED, hangs=3, hedge_share_max=0.5), 40)
+
+    assert made.tell(stored_payloads) == [b"zero", b"one"]
+    assert made.begun_s == pytest.approx([0, 0.04, 0.1, 0.2])
+
+
+def test_no_early_attempt_beyond_the_share() -> None:
+    """I6: a store that is slow as a whole gets early attempts for a share of the uploads, and then none."""
+    made = used_to(TimedBench(PATIENT, hangs=1_000, hedge_share_max=0.25), 40)
+
+    async def story(made: TimedBench, upload: Upload) -> int:
+        uploads = [upload, *(made.uploader.begin("job", SETS) for _ in range(9))]
+        waiting = asyncio.gather(*(one.stored() for one in uploads))
+        await asyncio.sleep(1)
+        hedges = sum(one.hedges for one in uploads)
+        made.heal()
+        await waiting
+        return hedges
+
+    assert made.tell(story) == 3
+
+
+def test_durations_of_uploads_are_measured() -> None:
+    """What attempts take is what later ones are compared with, whether they won or not; failed ones are not."""
+    made = TimedBench(HEDGED, Fault("put", FaultKind.FAIL_BEFORE, times=1), hedge_share_max=0.5)
+
+    async def story(made: TimedBench, upload: Upload) -> None:
+        await upload.stored()
+        for _ in range(SAMPLES_MIN - 2):
+            await made.uploader.begin("job", SETS).stored()
+        assert made.uploader.hedging.delay_ms(100) is None
+        await made.uploader.begin("job", SETS).stored()
+        assert made.uploader.hedging.delay_ms(100) == DELAY_MS_MIN
+
+    made.tell(story)
 
 
 def test_late_loser_changes_nothing() -> None:

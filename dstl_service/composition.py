@@ -24,6 +24,7 @@ from dstl_service.intake.active_job import ActiveJobs
 from dstl_service.intake.handle_check import HandleCheck
 from dstl_service.intake.in_flight_limiter import InFlightLimiter
 from dstl_service.intake.intake import Intake
+from dstl_service.intake.notes import NoteReader
 from dstl_service.intake.persister import Persister
 from dstl_service.link_service import LinkService
 from dstl_service.links.calls import LinkCalls
@@ -47,9 +48,6 @@ from storage.object_store import ObjectStore
 
 _T = TypeVar("_T")
 _Args = TypeVarTuple("_Args")
-
-NOTES_AT_ONCE = 4
-"""Notes that are parsed at once, at most half of them one job's: each takes ten times its size, up to 80 MB."""
 
 _BACKGROUND_TIMEOUT_MS = 60_000
 
@@ -76,7 +74,7 @@ class Parts:
         announcement: Announces this service's address to other hosts.
         links: Connects hosts without an address to the coordinators of their jobs.
         io_threads: Run blocking calls of jobs.
-        note_threads: Parse the notes in requests.
+        notes: Parses the notes in requests.
         upload_threads: Run upload attempts.
         downloads: Downloads of immutable objects, on disk.
     """
@@ -97,7 +95,7 @@ class Parts:
     announcement: Announcement
     links: LinkService
     io_threads: JobThreads
-    note_threads: JobThreads
+    notes: NoteReader
     upload_threads: ThreadPerCall
     downloads: DownloadCache
 
@@ -124,7 +122,7 @@ class Parts:
         self.intake.close()
         self.upload_threads.shutdown(wait=False, cancel_futures=True)
         self.io_threads.close()
-        self.note_threads.close()
+        self.notes.close()
         self.restores.close()
         self.downloads.close()
         self.store.close()
@@ -175,12 +173,12 @@ def compose(settings: ServiceSettings, store: ObjectStore, clock: Clock, ids: Id
         settings.peers.calls_per_host_max,
         settings.peer_timeout_s,
     )
-    note_threads = JobThreads(NOTES_AT_ONCE, "note")
     hub = LinkHub(service_id, lambda job, body: links.answer(job, body))  # noqa: PLW0108 - made further down
     dialer = LinkDialer(service_id, lambda job, body: links.answer(job, body))  # noqa: PLW0108 - made further down
     link_calls = LinkCalls(hub, dialer, settings.peer_timeout_s)
-    persister = Persister(intake, jobs, calls, link_calls, HandleCheck(store, look), service_id)
-    links = LinkService(jobs, persister, hub, dialer, link_calls, note_threads)
+    notes = NoteReader()
+    persister = Persister(intake, jobs, calls, link_calls, HandleCheck(store, look), notes, service_id)
+    links = LinkService(jobs, persister, hub, dialer, link_calls)
     metrics.watch(
         lambda: room.used_bytes,
         lambda: sum(job.book.queued for job in jobs),
@@ -221,7 +219,7 @@ def compose(settings: ServiceSettings, store: ObjectStore, clock: Clock, ids: Id
         announcement=announcement,
         io_threads=io_threads,
         links=links,
-        note_threads=note_threads,
+        notes=notes,
         upload_threads=upload_threads,
         downloads=downloads,
     )

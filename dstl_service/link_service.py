@@ -10,14 +10,12 @@ from dataclasses import replace
 
 from pydantic import TypeAdapter, ValidationError
 
-from dstl_service.formats.checkpoint_record import received_segment
 from dstl_service.intake.active_job import ActiveJobs
 from dstl_service.intake.persister import Persister
 from dstl_service.links.calls import LinkCalls
 from dstl_service.links.dialer import LinkDialer
 from dstl_service.links.frames import Message
 from dstl_service.links.hub import LinkHub
-from dstl_service.process.job_threads import JobThreads
 from dstl_service.wire import LinkAddress, Linked, OpenLinks, PersistRequest
 from storage.errors import InvalidInputError
 
@@ -34,7 +32,6 @@ class LinkService:
         hub: Accepts links of other hosts.
         dialer: Connects to coordinators.
         calls: Calls hosts that have links.
-        note_threads: Parse the notes in requests.
     """
 
     def __init__(
@@ -44,14 +41,12 @@ class LinkService:
         hub: LinkHub,
         dialer: LinkDialer,
         calls: LinkCalls,
-        note_threads: JobThreads,
     ) -> None:
         self._jobs = jobs
         self._persister = persister
         self._hub = hub
         self._dialer = dialer
         self._calls = calls
-        self._note_threads = note_threads
 
     async def open(self, job: str, request: OpenLinks) -> LinkAddress:
         """
@@ -80,19 +75,16 @@ class LinkService:
         Carry out a request of another host.
 
         Raises:
-            InvalidInputError: It is no valid request.
+            InvalidInputError: The request is malformed.
             DstlError: As `Persister.persist`.
         """
         try:
             request = _PERSIST.validate_python(body.get("persist"))
         except ValidationError as error:
             raise InvalidInputError(f"a request over a link has {error.error_count()} errors") from None
-        note = None
-        if request.note is not None:
-            note = await self._note_threads.run(job, received_segment, job, request.note)
         # A link leads to sets of this host, or from here to hosts with links, but never to addresses in a request.
         refs = [replace(ref, service_url=None) for ref in request.refs]
-        persisted = await self._persister.persist_claimed(job, refs, wait=request.wait, note=note)
+        persisted = await self._persister.persist_claimed(job, refs, wait=request.wait, note=request.note)
         return {"handles": [handle.to_dict() for handle in persisted.all_handles]}
 
     @property

@@ -17,23 +17,19 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from pyspark.errors import StreamingQueryException
-from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql import DataFrame
 
 from backend_client import BatchProgress, ChangelogStateBackend
-from loadtest.bench.measuring import new_stream, open_backend
+from loadtest.bench.measuring import Enough, new_stream, open_backend, run_until_enough
 from loadtest.bench.processors import TOTALS, Totals
 from tools.reporting.figures import Figure, Goal
 from tools.reporting.page import HtmlReport
 from tools.reporting.plots import Marker, Series, line_plot
 from tools.reporting.target import TargetReport, is_set
+from tools.spark_session import TWO_EXECUTORS, start_session
 
 STEPS = (4, 8, 3)
 _OPERATOR = "Totals"
-
-
-class _Enough(Exception):  # noqa: N818 - not an error: it ends the query between two batches
-    """The batches are done."""
 
 
 @dataclass(slots=True)
@@ -64,7 +60,7 @@ class Run:
     def save(self, batch: DataFrame, batch_id: int) -> None:
         """Compare a batch's output with its rows; request the next step when it is due."""
         if batch_id >= self.warm_up and not self._left and self._since > self.between:
-            raise _Enough
+            raise Enough
         counted = 0
         for key, count, _ in batch.collect():
             counted += count - self._counts.get(key, 0)
@@ -125,25 +121,12 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def _run(run: Run, folder: Path, keys: int) -> None:
-    spark = (
-        SparkSession.builder.master("local-cluster[2,1,1024]")
-        .config("spark.ui.enabled", "false")
-        .config("spark.ui.showConsoleProgress", "false")
-        .config("spark.driver.host", "127.0.0.1")
-        .config("spark.shuffle.reduceLocality.enabled", "false")
-        .getOrCreate()
-    )
-    spark.sparkContext.setLogLevel("OFF")
+    spark = start_session("dstl-bench-rescale", {"shuffle.reduceLocality.enabled": "false"}, master=TWO_EXECUTORS)
     run.backend.on_progress(run.observe)
     stream = new_stream(spark, run.rows, keys).groupBy("k")
     result = run.backend.transform_with_state(stream, Totals(), TOTALS, "Update", "None")
     writer = result.writeStream.outputMode("update").foreachBatch(run.save)
-    query = writer.option("checkpointLocation", str(folder / "checkpoint")).start()
-    try:
-        query.awaitTermination()
-    except StreamingQueryException as error:
-        if _Enough.__name__ not in str(error):
-            raise
+    run_until_enough(writer, folder / "checkpoint")
     spark.stop()
 
 

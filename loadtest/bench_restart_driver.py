@@ -5,21 +5,16 @@ from __future__ import annotations
 import sys
 from pathlib import Path
 
-from pyspark.errors import StreamingQueryException
 from pyspark.sql import DataFrame
 
 from backend_client import ChangelogStateBackend
-from loadtest.bench.measuring import new_session, new_stream
+from loadtest.bench.measuring import Enough, new_session, new_stream, run_until_enough
 from loadtest.bench.processors import TOTALS, Totals
 from loadtest.bench.workloads import rows
 
 FIRST_BATCH = "first batch"
 _PARTITIONS = 4
 _BATCHES_PER_KEY = 10
-
-
-class _Enough(Exception):  # noqa: N818 - not an error: it ends the query between two batches
-    """The batches are done."""
 
 
 def backend_in(folder: Path) -> ChangelogStateBackend:
@@ -43,16 +38,11 @@ def main(side: str, folder: Path, keys: int, batches: int) -> None:
         if batch_id > first:
             print(FIRST_BATCH, flush=True)  # Spark calls for the next one when it has committed the one before
         if batch_id >= first + batches:
-            raise _Enough
+            raise Enough
         batch.write.format("noop").mode("overwrite").save()
 
     writer = operator.writeStream.outputMode("update").foreachBatch(save)
-    query = writer.option("checkpointLocation", str(folder / f"checkpoint-{side}")).start()
-    try:
-        query.awaitTermination()
-    except StreamingQueryException as error:
-        if _Enough.__name__ not in str(error):
-            raise
+    run_until_enough(writer, folder / f"checkpoint-{side}")
     spark.stop()
 
 

@@ -7,13 +7,12 @@ figure takes seconds and only shows that it can be measured, not how fast the se
 
 from __future__ import annotations
 
-import argparse
 import importlib
 import sys
 from collections.abc import Sequence
 
 from tools.reporting.figures import Figure, format_number
-from tools.reporting.target import TargetReport, is_set
+from tools.reporting.target import TargetReport, chosen_options
 
 MODULES = ("hedging", "outage", "ingest", "objects", "compaction", "restore")
 """Modules of `loadtest.service_figures`, in the order in which they run."""
@@ -21,19 +20,12 @@ MODULES = ("hedging", "outage", "ingest", "objects", "compaction", "restore")
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Measure the selected figures; return the exit code."""
-    parser = argparse.ArgumentParser(description="Measure the service's figures.")
-    parser.add_argument("--only", metavar="NAMES", help=f"some of {','.join(MODULES)}; without it, all")
-    parser.add_argument("--short", action="store_true", default=is_set("SHORT"), help="seconds per figure (SHORT=1)")
-    parser.add_argument("--strict", action="store_true", default=is_set("STRICT"), help="fail if a goal is missed")
-    options = parser.parse_args(arguments)
-    names = options.only.split(",") if options.only else MODULES
-    if unknown := sorted(set(names) - set(MODULES)):
-        parser.error(f"unknown figure {', '.join(unknown)}; choose from {', '.join(MODULES)}")
-    report, exit_code = TargetReport("bench-service", strict=options.strict), 0
+    names, short, strict = chosen_options("Measure the service's figures.", MODULES, arguments, "seconds per figure")
+    report, exit_code = TargetReport("bench-service", strict=strict), 0
     figures: list[Figure] = []
     for name in names:
         print(f"{name} ...", flush=True)
-        found = measure(name, short=options.short)
+        found = measure(name, short=short)
         for figure in found:
             print(line_of(figure), flush=True)
         figures += found

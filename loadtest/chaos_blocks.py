@@ -28,7 +28,6 @@ from typing import Any
 
 import psutil
 import pyspark
-from pyspark.errors import StreamingQueryException
 from pyspark.sql import DataFrame, Row, SparkSession
 from pyspark.sql import functions as F
 from pyspark.sql.streaming import StatefulProcessor
@@ -39,8 +38,10 @@ from backend_client.spark.api.plan import StatefulDataFrame
 from backend_client.spark.driver.driver import BatchRunner
 from backend_client.spark.output.outputs import FunctionPlan
 from backend_client.spark.start.spark_checkpoint import CheckpointLog
+from loadtest.bench.measuring import Enough, run_until_enough
 from tools.reporting.figures import Figure, Goal
 from tools.reporting.target import TargetReport
+from tools.spark_session import start_session
 
 KILLS = 20
 KEYS = 24
@@ -87,10 +88,6 @@ class Outcome:
     repeated: int = 0
 
 
-class _EnoughError(Exception):
-    """All kills are done."""
-
-
 class Killer:
     """Decides which batch loses an executor, and when; verifies the batches' output."""
 
@@ -113,7 +110,7 @@ class Killer:
     def function(self, batch: DataFrame, batch_id: int) -> None:
         """Read the batch twice, as a user's function may."""
         if batch_id > self._kills + _QUIET_BATCHES:
-            raise _EnoughError
+            raise Enough
         first = _numbers(batch)
         self.at(_ACTIONS, batch_id)
         second = _numbers(batch.orderBy("k"))
@@ -161,16 +158,9 @@ def run(kills: int, seed: int, folder: Path) -> Outcome:
         runner = _KillingRunner.open(query, FunctionPlan(killer.function), log, progress.append)
         assert isinstance(runner, _KillingRunner)
         runner.killer = killer
-        writer = _rows(spark).writeStream.option("checkpointLocation", str(folder / "c")).foreachBatch(runner)
-        running = writer.start()
-        try:
-            if not running.awaitTermination(_QUERY_TIMEOUT_S):
-                raise TimeoutError(f"the query did not end within {_QUERY_TIMEOUT_S} s")
-        except StreamingQueryException as error:
-            if _EnoughError.__name__ not in str(error):
-                raise
-        finally:
-            running.stop()
+        writer = _rows(spark).writeStream.foreachBatch(runner)
+        if run_until_enough(writer, folder / "c", _QUERY_TIMEOUT_S).exception() is None:
+            raise TimeoutError(f"the query did not end within {_QUERY_TIMEOUT_S} s")
         killer.check()
         killer.outcome.repeated = sum(batch.tries > 1 for batch in progress)
     finally:
@@ -255,27 +245,18 @@ def _is_executor(process: psutil.Process) -> bool:
 
 def _session(folder: Path) -> SparkSession:
     os.environ["SPARK_HOME"] = str(Path(pyspark.__file__).parent)  # executors of a local cluster start from there
-    session = (
-        SparkSession.builder.master(f"local-cluster[{EXECUTORS},1,1024]")
-        .appName("dstl-chaos-blocks")
-        .config("spark.ui.enabled", "false")
-        .config("spark.ui.showConsoleProgress", "false")
-        .config("spark.driver.host", "127.0.0.1")
-        .config("spark.driver.memory", "1g")
-        .config("spark.executor.memory", "1g")
-        .config("spark.sql.shuffle.partitions", "2")
-        .config("spark.task.maxFailures", "8")
-        .config("spark.shuffle.io.retryWait", "200ms")  # blocks of a killed executor never return
-        .config("spark.deploy.maxExecutorRetries", "-1")
-        .config("spark.shuffle.reduceLocality.enabled", "false")
-        .config("spark.cores.max", EXECUTORS)  # one each: the first batch waits for all, so that all hold blocks
-        .config("spark.scheduler.minRegisteredResourcesRatio", "1.0")
-        .config("spark.scheduler.maxRegisteredResourcesWaitingTime", "60s")
-        .config("spark.sql.warehouse.dir", str(folder / "warehouse"))
-        .getOrCreate()
-    )
-    session.sparkContext.setLogLevel("OFF")
-    return session
+    settings = {
+        "driver.memory": "1g",
+        "executor.memory": "1g",
+        "task.maxFailures": 8,
+        "shuffle.io.retryWait": "200ms",  # blocks of a killed executor never return
+        "deploy.maxExecutorRetries": -1,
+        "shuffle.reduceLocality.enabled": "false",
+        "cores.max": EXECUTORS,  # one each: the first batch waits for all, so that all hold blocks
+        "scheduler.minRegisteredResourcesRatio": 1.0,
+        "scheduler.maxRegisteredResourcesWaitingTime": "60s",
+    }
+    return start_session("dstl-chaos-blocks", settings, master=f"local-cluster[{EXECUTORS},1,1024]", folder=folder)
 
 
 if __name__ == "__main__":

@@ -70,7 +70,7 @@ SETTINGS = {
 
 @dataclass(slots=True)
 class Outcome:
-    """What happened on one storage."""
+    """The events of a run on one storage."""
 
     findings: Findings = field(default_factory=Findings)
     kills: Counter[str] = field(default_factory=Counter)

@@ -33,7 +33,7 @@ ContextValue: TypeAlias = str | int | float | bool | list[str] | list[int] | Non
 
 
 class ErrorKind(enum.StrEnum):
-    """What the caller must do, as a stable code. Append only."""
+    """The caller's next step, as a stable code. Append only."""
 
     INVALID_INPUT = "invalid_input"
     NOT_FOUND = "not_found"

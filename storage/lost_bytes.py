@@ -1,5 +1,5 @@
 """
-Tells whether a local disk has lost bytes of a file: the one rule for all who read files of tables. No I/O.
+Tells whether a local disk has lost bytes of a file: the one rule for all readers of tables' files. No I/O.
 
 A disk that has lost bytes reports an error when they, or what leads to them, are read. A retry never succeeds, so a
 cache has to be rebuilt. Other errors are transient, or of another cause: too many open files, too little memory,
@@ -14,7 +14,7 @@ import re
 
 _LOST = frozenset({errno.EIO, errno.EBADMSG, errno.EUCLEAN, errno.ENODATA})
 _LOST_TEXT = re.compile(
-    # What RocksDB does when it reads, as its errors say it; it appends the system's text.
+    # RocksDB's words for what it did when it read; it appends the system's text.
     r"[Ww]hile (?:pread|reading|open(?:ing)? (?:a )?file for (?:random read:|sequential)|mmap read|mmap file for read"
     rf"|prefetching|fseek|stat a file).*(?:{'|'.join(re.escape(os.strerror(code)) for code in sorted(_LOST))})",
     re.DOTALL,

@@ -119,12 +119,12 @@ class Segment:
     A sealed change set on its way into an object.
 
     Args:
-        id: What it is.
+        id: Its identity.
         key_groups: The range that its writer owned.
         count: Number of changes in it, 0..2**31-1.
         payload: Opaque bytes, at most SEGMENT_BYTES_MAX; not copied, so it must not change afterwards.
         checksum: `checksum64(payload)`, computed where the payload was made; `encode_object` verifies it.
-        kind: What it stands for.
+        kind: Its kind of content.
     """
 
     id: ChangeSetId
@@ -163,13 +163,13 @@ class SegmentEntry:
     A segment's place in its object: one row of the object's index.
 
     Args:
-        id: What it is.
+        id: Its identity.
         key_groups: The range that its writer owned.
         count: Number of changes in it.
         offset_bytes: Position of the payload's first byte, from the object's first byte.
         size_bytes: Length of the payload, at most SEGMENT_BYTES_MAX.
         checksum: `checksum64` of the payload.
-        kind: What it stands for.
+        kind: Its kind of content.
     """
 
     id: ChangeSetId

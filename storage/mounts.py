@@ -29,7 +29,7 @@ def check_folder(folder: str, name: str) -> None:
 
     Args:
         folder: The store's folder.
-        name: Of a folder in it, in small letters.
+        name: Name of a folder in it, in lower case.
 
     Raises:
         InvalidInputError: See `check_mount`.

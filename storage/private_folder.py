@@ -118,7 +118,7 @@ def make_private(path: str | os.PathLike[str]) -> None:
 
     Raises:
         FileNotFoundError: It is removed as often as it is made.
-        OSError: It cannot be made; FileExistsError: something is there that is no folder.
+        OSError: It cannot be made; FileExistsError: something else is there.
     """
     _make(Path(os.path.abspath(path)))
 
@@ -139,7 +139,7 @@ def open_lock(path: str | os.PathLike[str], flags: int = os.O_CREAT) -> int:
 
 
 def _make(path: Path) -> None:
-    """Make a folder; what others remove meanwhile is made again, for who removes folders removes empty ones."""
+    """Make a folder, again if another process removes it meanwhile: only empty folders are removed."""
     for _ in range(_TRIES_MAX):
         try:
             os.mkdir(path, 0o700)

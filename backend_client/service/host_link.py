@@ -24,7 +24,7 @@ _ANY_PROCESS = ""
 """Stands for the sidecar's process where its id is not known: it has taken in nothing."""
 
 _found: dict[tuple[str, str, str], tuple[float, str | None]] = {}
-"""What a process of the sidecar said last, by job, token and its id: when, and the coordinator's id or None."""
+"""The last answer of a process of the sidecar, by job, token and its id: its time, and the coordinator's id or None."""
 
 
 def linked_coordinator(client: ServiceClient, job: str, address: LinkAddress, service_id: str) -> str | None:

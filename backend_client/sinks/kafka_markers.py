@@ -41,7 +41,7 @@ def newest_marker(connection: Mapping[str, Any], topic: str, slot: Slot) -> Mark
 
     Raises:
         UnavailableError: The brokers do not answer.
-        CorruptDataError: The partition has a record that is no marker.
+        CorruptDataError: The partition has a record that is not a marker.
     """
     consumer = Consumer(
         {
@@ -137,5 +137,5 @@ def _marker(message: Message, topic: str, slot: int) -> Marker:
         return Marker.parse((message.value() or b"").decode())
     except (InvalidInputError, UnicodeDecodeError) as error:
         raise CorruptDataError(
-            f"the last record of topic {topic!r}, partition {slot}, is no marker: {error}; only the sink may write it"
+            f"the last record of topic {topic!r}, partition {slot}, is not a marker: {error}; only the sink may write"
         ) from error

@@ -1,7 +1,7 @@
 """
 Publishes Parquet files into a folder of an object store or a mounted disk, one per slot and checkpoint.
 
-A file appears whole or not at all, so whoever lists the folder sees committed records only. The marker is in the file's
+A file appears whole or not at all, so a listing of the folder shows committed records only. The marker is in the file's
 own metadata, and the files of a slot are numbered: each is put only if its number is not taken. That is the whole
 commit. A publisher that was paused finds its number taken, and is fenced.
 
@@ -56,7 +56,7 @@ class ParquetSink(Sink):
 
     Args:
         path: ``s3://bucket/folder`` or ``file:///folder``; the executors' environment has the credentials.
-        compression: Of the files, as `pyarrow.parquet.write_table` takes it.
+        compression: The files' compression, as `pyarrow.parquet.write_table` takes it.
         store_options: Options of the store, for example `endpoint_url`.
     """
 
@@ -81,7 +81,7 @@ class ParquetSink(Sink):
             store.close()
 
     def open(self, slot: Slot) -> SlotPublisher:
-        """Open a slot. Of several publishers the first one to put the next file wins; the others are fenced."""
+        """Open a slot. The first of several publishers to put the next file wins; the others are fenced."""
         store = open_store(self.path, **self.store_options)
         try:
             return _ParquetPublisher(store, slot, self.compression)
@@ -184,7 +184,7 @@ class _ParquetPublisher(SlotPublisher):
         return self._last
 
     def _keep(self) -> None:
-        """Write the entry, which is repeated by whoever opens the slot next if that fails."""
+        """Write the entry; if that fails, the next publisher that opens the slot repeats it."""
         assert self._last is not None
         with suppress(DstlError):
             self._store.put(self._entry, self._last.to_bytes())

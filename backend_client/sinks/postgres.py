@@ -1,7 +1,7 @@
 """
 Publishes to a table of PostgreSQL: one transaction per slot and checkpoint, with the marker in a table beside it.
 
-Opening a slot raises its number in the markers' table and ends the sessions of those who opened it before. A publisher
+Opening a slot raises its number in the markers' table and ends the sessions of its former publishers. A publisher
 locks the row and compares the number, so one that was paused can commit nothing.
 """
 

@@ -79,7 +79,9 @@ def check_table(
         raise InvalidInputError(f"{name} is a view or foreign table, to which output cannot be copied; name a table")
     check_is_kept(name, persistence)
     if has_row_security:
-        raise InvalidInputError(f"row-level security of table {name} applies to the sink's user, who then cannot COPY")
+        raise InvalidInputError(
+            f"row-level security of table {name} applies to the sink's user, which then cannot COPY"
+        )
     there = _columns(connection, oid)
     _check_columns(name, there, columns, wanted)
     if key:

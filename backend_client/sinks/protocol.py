@@ -1,11 +1,11 @@
 """
-What a system must do so that output is published to it exactly once.
+The protocol of a sink to which output is published exactly once.
 
 The records of a checkpoint lie in the changelog with the checkpoint: the log is the pre-commit. When the checkpoint
 exists, its records are published in *slots*, a fixed number per sink: those of one slot in one atomic step, together
 with a *marker* that names the checkpoint. After any crash the marker tells what is missing. So a sink needs no
-coordinator, and it does not matter who publishes: whoever opens a slot fences those before, reads its marker, and
-goes on from there.
+coordinator, and any process may publish: opening a slot fences its former publishers; the new one reads the marker and
+continues from there.
 """
 
 from __future__ import annotations
@@ -59,7 +59,7 @@ class Marker:
         job_uid: The job's uid.
         slot: Number of the slot.
         checkpoint: The newest checkpoint whose records are published.
-        earlier: Of each earlier branch its name and the id of its newest published checkpoint, oldest first.
+        earlier: Each earlier branch's name and the id of its newest published checkpoint, oldest first.
     """
 
     job_uid: str
@@ -159,7 +159,7 @@ class SlotPublisher(ABC):
 
     @abstractmethod
     def close(self) -> None:
-        """Release connections. What was not published is not seen by any reader."""
+        """Release connections. No reader sees records that were not published."""
 
 
 class Sink(ABC):
@@ -187,7 +187,7 @@ class Sink(ABC):
     @abstractmethod
     def open(self, slot: Slot) -> SlotPublisher:
         """
-        Open a slot, and fence those who opened it before: they can publish nothing any more.
+        Open a slot, and fence its former publishers: they can publish nothing any more.
 
         Raises:
             UnavailableError: The system does not answer, or refuses; says what to do.

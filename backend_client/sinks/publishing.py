@@ -1,9 +1,9 @@
 """
 Publishes one slot up to a checkpoint: reads its marker, and publishes what the log has after it.
 
-Whoever does this is right to do it. A checkpoint that exists is never given up but by a rewind, its output is in the
-log, and the sink lets one publisher win; so a driver that was replaced, or a second attempt of a task, publishes what
-the newer one would have published. Only a publisher from before a rewind must not go on.
+Any process may do this. A checkpoint that exists is given up by a rewind only, its output is in the log, and the sink
+lets one publisher win; so a driver that was replaced, or a second attempt of a task, publishes the same as the newer
+one. Only a publisher from before a rewind must not continue.
 """
 
 from __future__ import annotations

@@ -43,7 +43,7 @@ def change_sets(
 
 
 def epoch_of(changes: ChangeColumns, source: str) -> int:
-    """Return the epoch of the driver that logged a change set; `CorruptDataError` if it is no output."""
+    """Return the epoch of the driver that logged a change set; `CorruptDataError` if it is not output."""
     try:
         return int(_KEY.unpack(changes.keys[0].as_py())[1])
     except (struct.error, IndexError, TypeError) as error:

@@ -1,7 +1,7 @@
 """
 List and map state: several table entries per key, under one prefix.
 
-A map's entry is one table entry. What a batch appends to a list without reading it is one table entry per `PART_BYTES`.
+A map's entry is one table entry. Appends of a batch to a list that it does not read make one entry per `PART_BYTES`.
 Neither is ever read and rewritten as a whole. Reading all of them is one scan of the table, overlaid with this batch's
 writes. As for values, the table itself is not changed (I1). One task, one thread.
 """

@@ -1,18 +1,18 @@
 """
-The slots of a table's folder: who holds which, and which nobody needs any more.
+The slots of a table's folder: which are held, and which are idle.
 
     <local_dir>/tables/
-      cleaned               its time of change is that of the last search for idle slots on this host
+      cleaned               its time of change is the time of the last search for idle slots on this host
       <job>/<operator>/<key groups>/
-        0.lock              locked while the slot's table is open; its time of change is that of the last opening
+        0.lock              locked while the slot's table is open; its time of change is the time of the last opening
         0/                  the table and its journal
         0.incoming/         a snapshot that comes in, or a table that is being removed
-        0.snapshot-*/       snapshots that are stored, each locked by who works with it
+        0.snapshot-*/       snapshots that are stored, each locked by the process that works with it
 
-A table stays when its task ends, for the next batch. It is of no more use when its partition went to another host or
-has other key groups now, or its job is gone. All that tells is that nobody opens it.
+A table stays when its task ends, for the next batch. It is useless once its partition went to another host or got
+other key groups, or its job is gone. The only sign of that is that nobody opens it.
 
-A lock is removed by who holds it only, so who gets the lock of a file that is gone takes it again, on a new one.
+Only the holder removes a lock file. A process that locks a file which was removed meanwhile tries again with a new one.
 Only what is called as above is ever removed, and no link is followed: whatever `local_dir` is, the rest is not ours.
 """
 
@@ -62,7 +62,7 @@ def remove_idle_slots(folder: Path, idle_s: float = IDLE_S) -> None:
     Remove all slots of the host that were not opened for `idle_s`; at most once an hour, and only what can be.
 
     Args:
-        folder: Of the table of some key groups; where it does not lie within `tables`, nothing is done.
+        folder: The folder of a table; if it does not lie within `tables`, nothing is done.
         idle_s: At least as long as any job may pause without having to restore its tables.
     """
     tables = folder.parents[2] if len(folder.parents) > 2 else folder

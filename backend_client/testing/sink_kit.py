@@ -26,7 +26,7 @@ from storage.errors import FencedError
 ATOMIC = "records and marker are visible together, or neither is"
 ONCE = "each record is seen once"
 ORDER = "records of a slot are seen in the order in which they were published"
-FENCED = "who opened a slot before another publisher publishes nothing any more"
+FENCED = "a publisher whose slot another one opened publishes nothing any more"
 MARKER = "the marker of what was published last is found"
 
 _KILL_STEPS = ("opened", "between records", "all records read", "published")

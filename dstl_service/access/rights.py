@@ -30,7 +30,7 @@ _JOBS = re.compile(rf"{NAME}\*?|\*")
 
 
 class Right(enum.Enum):
-    """What a route requires."""
+    """The rights that a route requires."""
 
     NONE = "nothing: anybody may ask"
     KNOWN = "to be known, in whatever role"
@@ -80,7 +80,7 @@ ROUTES: Mapping[tuple[str, str], tuple[Right, ...]] = {
     ("POST", f"{_JOB}/garbage-collection"): (Right.OPERATE,),
 }
 
-OPEN_PATHS = frozenset(path for (_, path), rights in ROUTES.items() if Right.NONE in rights)
+PUBLIC_PATHS = frozenset(path for (_, path), rights in ROUTES.items() if Right.NONE in rights)
 """Paths without access control: only whether the process is alive."""
 
 _PATTERNS = [

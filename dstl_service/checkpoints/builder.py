@@ -3,8 +3,8 @@ Decides the content of a checkpoint, from its base, the request, and the replace
 
 A checkpoint's manifest is complete if something replaces a part of the log, or if a complete one is due. It then
 contains all earlier state: the base's, truncated at the snapshots that it takes, with the compactions that fit. It also
-lists what is being stored for later checkpoints. Its note states all that before its sets are durable, and the manifest
-is built from the note. No I/O.
+lists what is being stored for later checkpoints. Its record states all that before its sets are durable, and the
+manifest is built from the record. No I/O.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 from typing import TypeAlias
 
 from dstl_service.formats.checkpoint_header import header_of
-from dstl_service.formats.checkpoint_record import CheckpointRecord, note_of
+from dstl_service.formats.checkpoint_record import CheckpointRecord, record_of
 from dstl_service.formats.manifest import Manifest, ManifestKind, StateView, is_complete_due
 from dstl_service.formats.under_way import NOTHING, UnderWay, UnderWaySnapshot, followed
 from dstl_service.materialization.admission import Reported
@@ -54,15 +54,15 @@ class PlannedCheckpoint:
     Args:
         id: Its id.
         request: The request to complete it.
-        note: Its content.
-        segment: The note, encoded.
+        record: Its content.
+        note: The segment that stores the record.
         under_way: Its under-way list.
     """
 
     id: int
     request: CompleteRequest
-    note: CheckpointRecord
-    segment: Segment
+    record: CheckpointRecord
+    note: Segment
     under_way: UnderWay
 
     def is_for(self, checkpoint_id: int, request: CompleteRequest) -> bool:
@@ -101,7 +101,7 @@ class CheckpointBuilder:
         view, compactions = replace(truncate(base.state, reported.taken), base.under_way)
         is_complete = view is not base.state or is_complete_due(checkpoint_id)
         start = without_published(view, request.operators) if is_complete else None
-        note = note_of(self.job, self.job_uid, self.max_parallelism, checkpoint_id, request, start)
+        record = record_of(self.job, self.job_uid, self.max_parallelism, checkpoint_id, request, start)
         snapshots: tuple[UnderWaySnapshot, ...] = ()
         if base.ref is not None:
             snapshots = followed(
@@ -113,13 +113,13 @@ class CheckpointBuilder:
                 view.materializations,
                 self.max_parallelism,
             )
-        return PlannedCheckpoint(checkpoint_id, request, note, note.to_segment(), UnderWay(snapshots, compactions))
+        return PlannedCheckpoint(checkpoint_id, request, record, record.to_segment(), UnderWay(snapshots, compactions))
 
     def manifest(
         self,
         planned: PlannedCheckpoint,
         handles: Sequence[SegmentHandle],
-        of_note: SegmentHandle | None,
+        note: SegmentHandle | None,
         created_ms: int,
     ) -> Manifest:
         """
@@ -128,23 +128,23 @@ class CheckpointBuilder:
         Args:
             planned: Result of `plan`.
             handles: Handles of the sets, in the order of the request.
-            of_note: Handle of the note; None if it has none.
+            note: Handle of the note; None if it has none.
             created_ms: Time of creation.
         """
-        note = planned.note
+        record = planned.record
         objects = {handle.object_key for handle in handles}
         return Manifest(
-            kind=ManifestKind.DELTA if note.start is None else ManifestKind.COMPLETE,
+            kind=ManifestKind.DELTA if record.start is None else ManifestKind.COMPLETE,
             job_uid=self.job_uid,
-            id=note.checkpoint_id,
+            id=record.checkpoint_id,
             generation=0,
             created_ms=created_ms,
             segments=tuple(handles),
-            earlier=() if note.start is None else tuple(note.start.log),
-            materializations=() if note.start is None else note.start.materializations,
-            note=None if of_note is None or of_note.object_key in objects else of_note,
+            earlier=() if record.start is None else tuple(record.start.log),
+            materializations=() if record.start is None else record.start.materializations,
+            note=None if note is None or note.object_key in objects else note,
             under_way=planned.under_way,
-            **header_of(note),
+            **header_of(record),
         )
 
 

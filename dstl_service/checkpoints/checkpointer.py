@@ -22,7 +22,8 @@ from dstl_service.collection.background_work import BackgroundWork
 from dstl_service.collection.job_maintenance import JobMaintenance
 from dstl_service.formats.manifest import Manifest
 from dstl_service.intake.active_job import ActiveJob, ActiveJobs
-from dstl_service.intake.persister import Persisted, Persister
+from dstl_service.intake.notes import Persisted
+from dstl_service.intake.persister import Persister
 from dstl_service.materialization.admission import Reported, check_form
 from dstl_service.materialization.materializer import Materializer
 from dstl_service.metrics.checkpoints import CheckpointMetrics
@@ -97,8 +98,8 @@ class Checkpointer:
         """
         job = await self._owned(name, request.epoch)
         self._check_request(job, checkpoint_id, request)
-        noted = await self._noted(job, checkpoint_id, request)
-        await self._persister.persist(job, request.refs, wait=False, note=noted.segment)
+        planned = await self._planned(job, checkpoint_id, request)
+        await self._persister.persist(job, request.refs, wait=False, note=planned.note)
 
     async def complete(self, name: str, checkpoint_id: int, request: CompleteRequest) -> CompleteResponse:
         """
@@ -130,8 +131,8 @@ class Checkpointer:
         started_ms = self._clock.monotonic_ms()
         turn = job.turn
         try:
-            noted = await self._noted(job, checkpoint_id, request)
-            durable = await self._persister.persist(job, request.refs, note=noted.segment)
+            planned = await self._planned(job, checkpoint_id, request)
+            durable = await self._persister.persist(job, request.refs, note=planned.note)
             check_writers(job.name, durable.handles, request, checkpoint_id)
             durable_ms = self._clock.monotonic_ms()
             async with job.writing:
@@ -139,7 +140,7 @@ class Checkpointer:
                     raise LostChangesError(
                         f"checkpoint {checkpoint_id} was begun again or aborted meanwhile", job=job.name
                     )
-                manifest, manifest_bytes = await self._in_thread(job.name, self._write_manifest, job, noted, durable)
+                manifest, manifest_bytes = await self._in_thread(job.name, self._write_manifest, job, planned, durable)
         except (LostChangesError, NotFoundError):
             # Sets of a complete checkpoint are forgotten, its base may be deleted: a driver without an answer retries.
             made = await self._in_thread(job.name, job.store.find, checkpoint_id, request.uid, request.base)
@@ -180,7 +181,7 @@ class Checkpointer:
         CheckpointRef.parse(f"0.0.{request.uid}")
         check_form(request.materializations)
 
-    async def _noted(self, job: ActiveJob, checkpoint_id: int, request: CompleteRequest) -> PlannedCheckpoint:
+    async def _planned(self, job: ActiveJob, checkpoint_id: int, request: CompleteRequest) -> PlannedCheckpoint:
         """Return the plan for this request; `complete` reuses the one of `flush`."""
         pending = self._pending.get(job)
         if pending is None or not pending.is_for(checkpoint_id, request):

@@ -52,7 +52,7 @@ logger = logging.getLogger("dstl_service")
 @dataclass(frozen=True, slots=True)
 class GarbageReport:
     """
-    What a collection found and did.
+    The result of a collection.
 
     `young` are unnamed objects that are not old enough yet, or that a later checkpoint may come to name.
     `subsumed` counts manifests that no retained checkpoint needs.

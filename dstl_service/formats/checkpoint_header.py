@@ -1,4 +1,4 @@
-"""What the manifest, the note and a rebuild's candidate of a checkpoint have in common. No I/O."""
+"""The fields that the manifest, the note and a rebuild's candidate of a checkpoint share. No I/O."""
 
 from __future__ import annotations
 

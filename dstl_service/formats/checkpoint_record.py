@@ -1,15 +1,15 @@
 """
-The note: lets segment objects alone define the content of a checkpoint (I10).
+Checkpoint records and notes: with them, segment objects alone define the content of a checkpoint (I10).
 
 Segment objects hold the change sets of many attempts, including those that no checkpoint accepted. So the coordinator
-adds a small segment of the reserved operator `NOTE_OPERATOR` to the sets of each checkpoint, in the same upload. It has
-the content of the future manifest: the accepted sets, the checkpoint before, and for a complete manifest all earlier
-state, so that no note needs those of more than `COMPLETE_EVERY` checkpoints. The manifest is then built from the note.
-A restore never reads notes; `dstl_service.repair.rebuild` does.
+writes a *record* of each checkpoint's content: the accepted sets, the checkpoint before, and for a complete manifest
+all earlier state, so that no record needs those of more than `COMPLETE_EVERY` checkpoints. The manifest is built from
+it. The record is stored as a *note*, a small segment of the reserved operator `NOTE_OPERATOR`, in the upload of the
+checkpoint's sets. A restore never reads notes; `dstl_service.repair.rebuild` does.
 
-A note may have megabytes, and is decoded beside an event loop: other threads run every few milliseconds meanwhile.
+A record may have megabytes, and is decoded beside an event loop: other threads run every few milliseconds meanwhile.
 
-A note is written before its checkpoint exists; a later note that names the checkpoint as its base proves that it
+A note is written before its checkpoint exists; a later record that names the checkpoint as its base proves that it
 existed.
 
 No I/O.
@@ -88,12 +88,12 @@ class CheckpointRecord:
     rewound_from: CheckpointRef | None = None
 
     def to_segment(self) -> Segment:
-        """Return the segment that carries the note."""
-        return Segment.of(*self.id_and_groups, 1, encode_note(self))
+        """Return the note that stores this record."""
+        return Segment.of(*self.id_and_groups, 1, encode_record(self))
 
     @property
     def id_and_groups(self) -> tuple[ChangeSetId, KeyGroupRange]:
-        """Identity and key groups of the segment that carries the note."""
+        """Identity and key groups of the note."""
         set_id = ChangeSetId(self.job, NOTE_OPERATOR, self.checkpoint_id, Writer(self.epoch, 0), 0, 0)
         return set_id, KeyGroupRange(0, self.max_parallelism - 1)
 
@@ -108,7 +108,7 @@ def sent_by_tasks(ids: Iterable[ChangeSetId]) -> list[ChangeSetId]:
     return [set_id for set_id in ids if not is_note(set_id)]
 
 
-def note_of(
+def record_of(
     job: str,
     job_uid: str,
     max_parallelism: int,
@@ -116,7 +116,7 @@ def note_of(
     request: CompleteRequest,
     start: StateView | None,
 ) -> CheckpointRecord:
-    """Return the note of a requested checkpoint; see `CheckpointRecord`."""
+    """Return the record of a requested checkpoint."""
     return CheckpointRecord(
         job=job,
         job_uid=job_uid,
@@ -134,8 +134,8 @@ def note_of(
     )
 
 
-def note_of_rewind(job: str, max_parallelism: int, manifest: Manifest) -> CheckpointRecord:
-    """Return the note of a rewind's first manifest, so that a rebuild does not restore given-up checkpoints."""
+def record_of_rewind(job: str, max_parallelism: int, manifest: Manifest) -> CheckpointRecord:
+    """Return the record of a rewind's first manifest, so that a rebuild does not restore given-up checkpoints."""
     return CheckpointRecord(
         job=job,
         job_uid=manifest.job_uid,
@@ -147,33 +147,33 @@ def note_of_rewind(job: str, max_parallelism: int, manifest: Manifest) -> Checkp
     )
 
 
-def encode_note(note: CheckpointRecord) -> bytes:
-    """Return the payload of the note's segment: one JSON document, which its segment's checksum covers."""
+def encode_record(record: CheckpointRecord) -> bytes:
+    """Return the payload of a note: one JSON document, which the segment's checksum covers."""
     return json.dumps(
         {
             "format": FORMAT,
-            "job": note.job,
-            "job_uid": note.job_uid,
-            "max_parallelism": note.max_parallelism,
-            "id": note.checkpoint_id,
-            "uid": note.uid,
-            "epoch": note.epoch,
-            "base": note.base.to_text() if note.base else None,
-            "query_id": note.query_id,
-            "offsets": note.offsets,
-            "operators": operators_to_json(note.operators),
-            "sets": [_set_to_json(noted) for noted in note.sets],
-            "start": _start_to_json(note.start) if note.start else None,
-            **({} if note.closed_ms is None else {"closed_ms": note.closed_ms}),
-            **({"rewound_from": note.rewound_from.to_text()} if note.rewound_from else {}),
+            "job": record.job,
+            "job_uid": record.job_uid,
+            "max_parallelism": record.max_parallelism,
+            "id": record.checkpoint_id,
+            "uid": record.uid,
+            "epoch": record.epoch,
+            "base": record.base.to_text() if record.base else None,
+            "query_id": record.query_id,
+            "offsets": record.offsets,
+            "operators": operators_to_json(record.operators),
+            "sets": [_set_to_json(noted) for noted in record.sets],
+            "start": _start_to_json(record.start) if record.start else None,
+            **({} if record.closed_ms is None else {"closed_ms": record.closed_ms}),
+            **({"rewound_from": record.rewound_from.to_text()} if record.rewound_from else {}),
         },
         separators=(",", ":"),
     ).encode()
 
 
-def decode_note(data: BytesLike, source: str) -> CheckpointRecord:
+def decode_record(data: BytesLike, source: str) -> CheckpointRecord:
     """
-    Read a note.
+    Read the record in a note.
 
     Raises:
         NewerFormatError: A newer version wrote it; names `source`, and says what to do.
@@ -190,25 +190,25 @@ def decode_note(data: BytesLike, source: str) -> CheckpointRecord:
         raise CorruptDataError(f"the note in {source} cannot be read: {error}", source=source) from error
 
 
-def read_note(job: str, text: str) -> CheckpointRecord:
+def read_record(job: str, text: str) -> CheckpointRecord:
     """
-    Read the note that a coordinator sent.
+    Read the record in a note that a coordinator sent.
 
     Raises:
         InvalidInputError: The text is not a note, or one of another job.
     """
     try:
-        note = decode_note(text.encode(errors="replace"), "a request")
+        record = decode_record(text.encode(errors="replace"), "a request")
     except CorruptDataError as error:
         raise InvalidInputError(error.message) from error
-    if note.job != job:
-        raise InvalidInputError(f"a note of job {note.job!r} was sent to job {job!r}")
-    return note
+    if record.job != job:
+        raise InvalidInputError(f"a note of job {record.job!r} was sent to job {job!r}")
+    return record
 
 
 def received_segment(job: str, text: str) -> Segment:
-    """Return the segment for a note that a coordinator sent, its text unchanged; see `read_note`."""
-    sent = read_note(job, text).id_and_groups
+    """Return the note that a coordinator sent, its text unchanged; see `read_record`."""
+    sent = read_record(job, text).id_and_groups
     return Segment.of(*sent, 1, text.encode(errors="replace"))
 
 
@@ -263,7 +263,7 @@ def _checksum(text: str | None) -> int | None:
 
 
 def _set_to_json(noted: NotedSet) -> Sequence[str | int | None]:
-    # Job, checkpoint and epoch are the note's. There may be thousands of sets, so they are written without names.
+    # Job, checkpoint and epoch are the record's. There may be thousands of sets, so they are written without names.
     checksum = None if noted.checksum is None else f"{noted.checksum:016x}"
     return [noted.id.operator, noted.id.partition, noted.id.writer.attempt, noted.id.sqn, checksum]
 

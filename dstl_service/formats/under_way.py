@@ -167,7 +167,7 @@ def followed(
         announced: Announcements of the batch's tasks; a new snapshot of a table replaces an older one.
         gone: Uids that the checkpoint takes, and those that none ever will.
         operators: The checkpoint's operators; snapshots of tables that none of them has are dropped.
-        materializations: Those of its state; snapshots that are no newer are dropped.
+        materializations: Those of its state; snapshots that are not newer are dropped.
         max_parallelism: Number of the job's key groups.
     """
     known = before.uids

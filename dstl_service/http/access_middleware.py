@@ -12,7 +12,7 @@ from starlette.exceptions import HTTPException
 from starlette.responses import Response
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from dstl_service.access.rights import OPEN_PATHS, Identity
+from dstl_service.access.rights import PUBLIC_PATHS, Identity
 from dstl_service.access.tokens import CALLER, Access
 from dstl_service.http.errors import CLOSE, NotAllowedError, error_response, log_refusal
 from dstl_service.http.web_pages import refusal
@@ -53,7 +53,7 @@ class AccessMiddleware:
             return
         headers: dict[bytes, bytes] = dict(scope["headers"])
         length = headers.get(b"content-length")
-        if scope["path"] not in OPEN_PATHS:
+        if scope["path"] not in PUBLIC_PATHS:
             refused = self._refused(scope, headers)
             if refused is not None:
                 await refused(scope, receive, send)

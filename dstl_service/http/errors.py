@@ -47,14 +47,14 @@ _DESCRIPTIONS = {
     403: "The token or certificate does not give this right, or the request looks like a web page's.",
     404: "There is no such job, checkpoint or path.",
     405: "The path has no such method.",
-    409: "Somebody else was first, or a newer epoch has begun.",
+    409: "Another request was first, or a newer epoch has begun.",
     410: "A change set is gone; execute the batch again.",
     413: "The body is too large.",
     415: "The body has a type that only web pages send; send `application/json`.",
     422: "Stored bytes are damaged; the message names the object.",
     429: "Too much is in flight; ask again after `Retry-After` seconds.",
     500: "A bug of this service.",
-    503: "The storage or a peer does not work just now, or the body stopped; ask again after `Retry-After` seconds.",
+    503: "The storage or a peer is unavailable, or the body stopped; ask again after `Retry-After` seconds.",
 }
 
 RESPONSES: dict[int | str, dict[str, Any]] = {

@@ -1,7 +1,7 @@
 """
 Limits of what the requests of one job occupy: connections, and memory for incomplete bodies.
 
-Of each, one job may take half, the next job half of the rest, and so on (`dstl_service.process.shares`): however many
+One job may take half of each, the next job half of the rest, and so on (`dstl_service.process.shares`): however many
 jobs send slowly, the next one still finds room. Owned by the event loop.
 """
 

@@ -1,8 +1,7 @@
 """
 The two requests that every task of every batch sends, append and restore, as values.
 
-Here their query strings are parsed. FastAPI's routes declare the same parameters, for the OpenAPI document and for the
-messages about wrong ones. No I/O.
+Here their query strings are parsed. FastAPI's routes declare the same parameters for the OpenAPI document only. No I/O.
 """
 
 from __future__ import annotations
@@ -73,6 +72,7 @@ class RestoreRequest:
     A request for what leads a table to a checkpoint.
 
     Args:
+        job: Name of the job.
         operator: Its operator.
         key_groups: Its key groups.
         from_checkpoint: Its version; None for an empty table.
@@ -80,6 +80,7 @@ class RestoreRequest:
         is_output: Whether the changes are for no table, but a sink's output.
     """
 
+    job: str
     operator: str
     key_groups: KeyGroupRange
     from_checkpoint: CheckpointRef | None
@@ -87,11 +88,12 @@ class RestoreRequest:
     is_output: bool = False
 
     @classmethod
-    def parse(cls, query: bytes) -> RestoreRequest:
+    def parse(cls, job: str, query: bytes) -> RestoreRequest:
         """Parse a query string; `InvalidInputError` if a parameter is missing, repeated, or in another form."""
         values = _Parameters(query)
         have = values.get("have", None)
         return cls(
+            validate_name("job", job),
             validate_name("operator", values["operator"]),
             values.key_groups,
             None if have is None else CheckpointRef.parse(have),

@@ -62,7 +62,7 @@ class ActiveJob:
     """Say whether work for the job runs, so that this is not dropped although the job is idle."""
 
     def wake(self) -> None:
-        """Wake all who wait for sets or for room; later waiters wait for the next change."""
+        """Wake all waiters for sets or for room; later ones wait for the next change."""
         self.room.freed()
         changed, self.changed = self.changed, asyncio.Event()
         changed.set()

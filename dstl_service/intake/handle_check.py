@@ -12,12 +12,11 @@ import asyncio
 import re
 from collections import OrderedDict, defaultdict
 from collections.abc import Awaitable, Callable, Iterable
-from dataclasses import replace
 from typing import Any, TypeAlias
 
 from dstl_service.wire import NAME, ChangeSetRef
 from storage.errors import CorruptDataError, InvalidInputError, LostChangesError, NotFoundError
-from storage.model import Segment, SegmentEntry, SegmentHandle, SegmentKind
+from storage.model import SegmentEntry, SegmentHandle, SegmentKind
 from storage.object_store import ObjectStore, validate_key
 from storage.segment_reader import read_index
 
@@ -36,19 +35,13 @@ def checked_handle(job: str, ref: ChangeSetRef, handle: SegmentHandle) -> Segmen
         InvalidInputError: The handle belongs to another set, or its key is not that of a segment object of the job.
     """
     set_id = ref.change_set_id(job)
-    if not _is_of_job(job, handle) or handle.entry.id != set_id or handle.entry.kind is not SegmentKind.CHANGES:
+    if not is_of_job(job, handle) or handle.entry.id != set_id or handle.entry.kind is not SegmentKind.CHANGES:
         raise InvalidInputError(f"the handle in {handle.object_key[:200]!r} does not belong to change set {set_id}")
     return handle
 
 
-def check_note_handle(job: str, note: Segment, handle: SegmentHandle) -> None:
-    """Raise `InvalidInputError` if a peer's handle does not belong to the note; the sqn is the peer's choice."""
-    sent, got = note.id, replace(handle.entry.id, sqn=note.id.sqn)
-    if not _is_of_job(job, handle) or sent != got or handle.entry.checksum != note.checksum:
-        raise InvalidInputError(f"the handle in {handle.object_key[:200]!r} does not belong to the note that was sent")
-
-
-def _is_of_job(job: str, handle: SegmentHandle) -> bool:
+def is_of_job(job: str, handle: SegmentHandle) -> bool:
+    """Say whether a handle names a segment object of this job."""
     key = _KEY.fullmatch(handle.object_key)
     return key is not None and key[1] == job and bool(validate_key(handle.object_key))
 

@@ -14,9 +14,9 @@ from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from dataclasses import dataclass
 from typing import Any
 
-from dstl_service.formats.checkpoint_record import sent_by_tasks
 from dstl_service.intake.active_job import ActiveJob, ActiveJobs
 from dstl_service.intake.in_flight_limiter import FIRST_BYTES_MAX, InFlightLimiter, Place
+from dstl_service.intake.notes import Batch, check_waiting, unstored_sets
 from dstl_service.metrics.intake import IntakeMetrics
 from dstl_service.restore.segment_cache import SegmentCache
 from dstl_service.uploads.uploader import Upload, Uploader
@@ -28,14 +28,10 @@ from storage.errors import (
     CorruptDataError,
     DstlError,
     InvalidInputError,
-    OverloadedError,
     UnavailableError,
 )
 from storage.model import ChangeSetId, Segment, SegmentHandle
 from storage.validation import SEGMENT_BYTES_MAX
-
-NOTES_MAX = 16
-"""Notes of a job that may wait to be stored; each has up to some megabytes, and reserves no room."""
 
 logger = logging.getLogger("dstl_service")
 
@@ -191,17 +187,13 @@ class Intake:
             LostChangesError: A set is not held.
             OverloadedError: Too many notes wait to be stored.
         """
-        unstored = [] if note is None else job.book.unstored
-        if len(unstored) - len(sent_by_tasks(unstored)) >= NOTES_MAX:
-            raise OverloadedError(f"{NOTES_MAX} notes of job {job.name!r} wait to be stored; retry later")
-        wanted = list(ids)
-        if wanted:
-            job.book.request(wanted, self._clock.monotonic_ms())
-        if note is not None:
-            wanted.append(job.book.take_note(note))
-            job.book.request(wanted[-1:], self._clock.monotonic_ms())
+        check_waiting(job.book, note)
+        now_ms = self._clock.monotonic_ms()
+        job.book.request(ids, now_ms)
+        noted = [] if note is None else [job.book.take_note(note)]
+        job.book.request(noted, now_ms)
         self._schedule(job)
-        return wanted
+        return [*ids, *noted]
 
     async def durable(self, job: ActiveJob, ids: Sequence[ChangeSetId]) -> list[SegmentHandle]:
         """
@@ -248,7 +240,7 @@ class Intake:
     def close(self) -> None:
         """Give up all change sets that are not durable, and log their number."""
         for job in self._jobs:
-            if lost := len(sent_by_tasks(job.book.unstored)):
+            if lost := unstored_sets(job.book):
                 logger.warning(
                     "change sets were given up at the stop; batches that need them are executed again",
                     extra={"job": job.name, "change_sets": lost},
@@ -282,25 +274,25 @@ class Intake:
             job.timer = asyncio.get_running_loop().call_later(delay_s, self._schedule, job)
             return
         while batch := job.book.take_batch(self._clock.monotonic_ms()):
-            self._start(self._upload(job, batch), self._tasks)
+            self._start(self._upload(job, Batch.of(batch)), self._tasks)
 
-    async def _upload(self, job: ActiveJob, batch: list[Segment]) -> None:
+    async def _upload(self, job: ActiveJob, batch: Batch) -> None:
         self._metrics.uploads.labels(job.name).inc()
-        self._metrics.batch_sets.observe(len(sent_by_tasks(segment.id for segment in batch)))
+        self._metrics.batch_sets.observe(len(batch.sent))
         started_ms = self._clock.monotonic_ms()
         upload: Upload | None = None
         try:
-            upload = self._uploader.begin(job.name, batch)
+            upload = self._uploader.begin(job.name, batch.segments)
             handles = await upload.stored()
         except Exception as error:  # a bug must reach the waiters too, or they would wait for ever
             self._metrics.upload_failures.labels(job.name).inc()
             job.last_error = str(error)  # not the error itself: its traceback would keep the payloads in memory
             logger.warning(
                 "upload failed",
-                extra={**_fields_of(batch), "error": job.last_error},
+                extra={**batch.fields, "error": job.last_error},
                 exc_info=None if isinstance(error, DstlError) else error,
             )
-            job.book.failed(batch)
+            job.book.failed(batch.segments)
         else:
             self._uploaded(job, batch, handles)
             seconds = (self._clock.monotonic_ms() - started_ms) / 1000
@@ -309,24 +301,24 @@ class Intake:
             level = logging.INFO if upload.tries > 1 else logging.DEBUG
             if logger.isEnabledFor(level):
                 facts = {"object": handles[0].object_key, "upload_attempts": upload.attempts}
-                logger.log(level, "change sets uploaded", extra={**_fields_of(batch), **facts})
+                logger.log(level, "change sets uploaded", extra={**batch.fields, **facts})
         job.wake()
         self._start(self._release(job, batch, upload), self._late)
 
-    async def _release(self, job: ActiveJob, batch: list[Segment], upload: Upload | None) -> None:
+    async def _release(self, job: ActiveJob, batch: Batch, upload: Upload | None) -> None:
         """Wait for an upload's running attempts; one of an upload that was given up may still succeed."""
         if upload is not None:
             if await upload.ended():
                 self._uploaded(job, batch, upload.handles)
                 job.wake()
             self._metrics.loser_attempts.labels(job.name).inc(upload.attempts - (upload.winner > 0))
-        job.book.released(batch)
+        job.book.released(batch.segments)
         self._room.freed()
 
-    def _uploaded(self, job: ActiveJob, batch: list[Segment], handles: list[SegmentHandle]) -> None:
-        payloads = {segment.id: (handle, segment.payload) for handle, segment in zip(handles, batch, strict=True)}
-        for set_id in sent_by_tasks(payloads):
-            self._cache.put(*payloads[set_id])
+    def _uploaded(self, job: ActiveJob, batch: Batch, handles: list[SegmentHandle]) -> None:
+        for handle, segment in zip(handles, batch.segments, strict=True):
+            if segment.id in batch.sent:
+                self._cache.put(handle, segment.payload)
         job.book.uploaded(handles)
         self._cache.leave_room(self._jobs.in_flight_bytes)
 
@@ -334,16 +326,3 @@ class Intake:
         task = asyncio.get_running_loop().create_task(work)
         tasks.add(task)
         task.add_done_callback(tasks.discard)
-
-
-def _fields_of(batch: Sequence[Segment]) -> dict[str, Any]:
-    """Return the log fields of a batch: job, newest checkpoint and epoch, attempts, number of sets without notes."""
-    ids = [segment.id for segment in batch]
-    sent = sent_by_tasks(ids)
-    return {
-        "job": ids[0].job,
-        "checkpoint_id": max(set_id.checkpoint_id for set_id in ids),
-        "epoch": max(set_id.writer.epoch for set_id in ids),
-        "attempts": sorted({set_id.writer.attempt for set_id in sent}),
-        "change_sets": len(sent),
-    }

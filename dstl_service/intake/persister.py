@@ -8,41 +8,18 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import NamedTuple
 
 from dstl_service.intake.active_job import ActiveJob, ActiveJobs
-from dstl_service.intake.handle_check import HandleCheck, check_note_handle, checked_handle
+from dstl_service.intake.handle_check import HandleCheck, checked_handle
 from dstl_service.intake.intake import Intake
+from dstl_service.intake.notes import NoteReader, Persisted, check_note_handle, is_stored_here, text_of
 from dstl_service.links.calls import LinkCalls
 from dstl_service.peers.calls import PeerCalls
-from dstl_service.wire import NOTE_CHARS_MAX, ChangeSetRef
+from dstl_service.wire import ChangeSetRef
 from storage.errors import InvalidInputError, LostChangesError, UnavailableError
 from storage.model import Segment, SegmentHandle
-
-
-@dataclass(frozen=True, slots=True)
-class Persisted:
-    """
-    Result of a request to make change sets durable.
-
-    Args:
-        handles: Handles of the sets, in the order of their references; none if nobody waited for them.
-        note: Handle of the note, if there was one.
-    """
-
-    handles: list[SegmentHandle]
-    note: SegmentHandle | None = None
-
-    @classmethod
-    def of(cls, handles: Sequence[SegmentHandle], sets: int) -> Persisted:
-        """Return the result for handles of this many sets, and of a note after them if there is one more."""
-        return cls(list(handles[:sets]), handles[sets] if len(handles) > sets else None)
-
-    @property
-    def all_handles(self) -> list[SegmentHandle]:
-        """The handles of the sets, then the note's."""
-        return self.handles if self.note is None else [*self.handles, self.note]
 
 
 class _Host(NamedTuple):
@@ -62,6 +39,7 @@ class Persister:
         peers: Calls the services that hold the others.
         links: Calls those of them that have no address.
         handles: Checks handles that come with a request against the store.
+        notes: Parses the notes in requests.
         service_id: Tells references of this process from others.
     """
 
@@ -72,6 +50,7 @@ class Persister:
         peers: PeerCalls,
         links: LinkCalls,
         handles: HandleCheck,
+        notes: NoteReader,
         service_id: str,
     ) -> None:
         self._intake = intake
@@ -79,17 +58,25 @@ class Persister:
         self._peers = peers
         self._links = links
         self._handles = handles
+        self._notes = notes
         self._service_id = service_id
 
     async def persist_claimed(
-        self, name: str, refs: Sequence[ChangeSetRef], *, wait: bool = True, note: Segment | None = None
+        self, name: str, refs: Sequence[ChangeSetRef], *, wait: bool = True, note: str | None = None
     ) -> Persisted:
-        """Like `persist`, for a caller's claim of job and epoch; `NotFoundError` if the store lacks them."""
-        epochs = [ref.epoch for ref in refs] + ([note.id.writer.epoch] if note is not None else [])
+        """
+        Like `persist`, for another process's claim of job and epoch.
+
+        Raises:
+            NotFoundError: The store has no such job or epoch.
+            InvalidInputError: `note` is not a note of this job, or as `persist`.
+        """
+        segment = await self._notes.segment_of(name, note)
+        epochs = [ref.epoch for ref in refs] + ([segment.id.writer.epoch] if segment is not None else [])
         if not epochs:
             return Persisted([])
         job = await self._jobs.known(name, max(epochs))
-        return await self.persist(job, refs, wait=wait, note=note)
+        return await self.persist(job, refs, wait=wait, note=segment)
 
     async def persist(
         self, job: ActiveJob, refs: Sequence[ChangeSetRef], *, wait: bool = True, note: Segment | None = None
@@ -113,7 +100,7 @@ class Persister:
         here = [place for place, ref in enumerate(refs) if place not in found and ref.service_id == self._service_id]
         away = sorted(set(range(len(refs))) - found.keys() - set(here))
         self._handles.begin(job.name, found.values())
-        is_note_here = bool(here) or not away or (note is not None and note.size_bytes > NOTE_CHARS_MAX)
+        is_note_here = is_stored_here(note, holds_sets=bool(here), others_do=bool(away))
         here_ids = [refs[place].change_set_id(job.name) for place in here]
         ids = self._intake.request(job, here_ids, note if is_note_here else None)
         remote = self._persist_away(
@@ -205,8 +192,7 @@ class Persister:
         # Without a URL in the references the called service calls no other: the successor of the process that received
         # a set would otherwise call itself for ever.
         wanted = [replace(ref, service_url=None) for ref in refs]
-        text = None if note is None else str(note.payload, "ascii")
-        handles = await host.calls.persist(host.name, name, wanted, wait=wait, note=text)
+        handles = await host.calls.persist(host.name, name, wanted, wait=wait, note=text_of(note))
         if not wait:
             return Persisted([])
         try:
@@ -215,8 +201,7 @@ class Persister:
                 raise InvalidInputError(f"{len(handles)} handles, not {expected}")
             for ref, handle in zip(refs, handles, strict=False):
                 checked_handle(name, ref, handle)
-            if note is not None:
-                check_note_handle(name, note, handles[-1])
+            check_note_handle(name, note, handles[-1])
         except InvalidInputError as error:
             raise UnavailableError(f"service {host.name} answered with wrong handles: {error.message}") from None
         return Persisted.of(handles, len(refs))

@@ -20,7 +20,7 @@ _ASK_TIMEOUT_S = 10.0
 
 
 class _Asked(NamedTuple):
-    """What a host is asked to persist."""
+    """A request to a host to persist sets."""
 
     refs: tuple[ChangeSetRef, ...]
     note: str | None

@@ -159,7 +159,7 @@ class _Gate:
     def check_index(self, handle: MaterializationHandle) -> None:
         """Raise if the index of a listed handle does not fit the state; the first check takes one request."""
         if not self._counting.would_count(handle):
-            raise InvalidInputError(f"materialization {handle.uid} is no newer than the state's own")
+            raise InvalidInputError(f"materialization {handle.uid} is not newer than the state's own")
         index = self._job_store.indexes.read(handle)
         if index.job_uid != self._job_store.job_uid or index.version != self._listed[handle.uid].version:
             raise InvalidInputError(f"materialization {handle.uid} is not the one that was announced")

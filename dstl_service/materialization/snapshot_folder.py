@@ -2,8 +2,8 @@
 A snapshot as a task hands it over: a folder on this host with hard links to a table's files.
 
 The client sends a path, so it is used only if it leads to a real folder of this process's own user that holds nothing
-but regular files with the names of a table's files. What was opened is checked, never a path before it is opened; below
-a root, each folder is opened in the one above it, without following links. Files are opened below the checked folder.
+but regular files with the names of a table's files. Checks apply to opened files, never to a path that is opened later;
+below a root, each folder is opened in the one above it, without following links. Files open below the checked one.
 While a folder is held it is locked (shared), which tells the owner of the table that it is still needed; the lock ends
 with the process. Blocking I/O.
 """

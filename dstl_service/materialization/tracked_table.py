@@ -81,7 +81,7 @@ class TrackedTable:
     Args:
         table_id: The table.
         history: The history of its state; another history is another instance.
-        shared: What the tables of the host share.
+        shared: The parts that the tables of the host share.
     """
 
     def __init__(self, table_id: TableId, history: TableHistory, shared: Shared) -> None:

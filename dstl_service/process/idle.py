@@ -13,8 +13,8 @@ class IdleWatch:
     Calls `stop_process` after at least `idle_exit_s` seconds without requests and background work.
 
     The check runs every `idle_exit_s`, so the stop comes within twice that time. A process that answered requests and
-    reached no job ends sooner: it may have wrong credentials, and its successor has those of who starts it. Owned by
-    the event loop.
+    reached no job ends sooner: it may have wrong credentials, and its successor has those of the user that starts
+    it. Owned by the event loop.
 
     Args:
         idle_exit_s: Idle time in seconds; 0 never stops.

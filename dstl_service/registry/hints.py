@@ -22,7 +22,7 @@ def read_hint(store: ObjectStore, folder: str, name: str) -> tuple[int, ...]:
         numbers = parse_json(store.get(hint_key(folder, name)))
     except (NotFoundError, ValueError):
         return ()
-    # Out of bounds, a number is no place at all: a negative one would show an empty register.
+    # A number out of bounds is not a place: a negative one would show an empty register.
     is_sound = isinstance(numbers, list) and all(type(it) is int and 0 <= it <= CHECKSUM_MAX for it in numbers)
     return tuple(numbers) if is_sound else ()
 

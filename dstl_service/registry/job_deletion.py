@@ -14,12 +14,12 @@ from storage.validation import validate_name
 
 _DELETED_AT_ONCE = 1000
 _WITH_FENCES = ("/checkpoints/", "/epochs/")
-_BEHIND_SLASH = "0"  # the character after "/": sorts after all keys of a folder, before all that follow
+_AFTER_SLASH = "0"  # the character after "/": sorts after all keys of a folder, before all that follow
 
 
 @dataclass(frozen=True, slots=True)
 class Removal:
-    """What was deleted of a job or, unless `is_written`, would be."""
+    """The deleted objects of a job or, unless `is_written`, those that would be."""
 
     job: str
     objects: int
@@ -32,7 +32,7 @@ def job_names(store: ObjectStore) -> Iterator[str]:
     after = ""
     while (info := next(iter(store.list("", start_after=after)), None)) is not None:
         name, slash, _ = info.key.partition("/")
-        after = f"{name}{_BEHIND_SLASH}" if slash else info.key
+        after = f"{name}{_AFTER_SLASH}" if slash else info.key
         if slash and _may_name_a_job(name) and Lives(store, name).has_job():
             yield name
 

@@ -141,7 +141,7 @@ class JobStore(OwnedJob):
         """
         Store a checkpoint's manifest; return it with its generation, and the size of its object in bytes.
 
-        A repeated call with the same `uid` returns the first call's manifest: a lost response is no conflict.
+        A repeated call with the same `uid` returns the first call's manifest: a lost response is not a conflict.
 
         Raises:
             FencedError: A newer epoch has begun.

@@ -28,7 +28,7 @@ EPOCHS_OF_LIFE = 10**7
 LIVES_MAX = 10**5
 """The product stays below 10**12: an epoch's number names a branch, see `dstl_service.formats.keys.Place`."""
 
-_BEHIND_SLASH = "0"  # the character after "/": sorts after all keys of a folder, before those of the next one
+_AFTER_SLASH = "0"  # the character after "/": sorts after all keys of a folder, before those of the next one
 
 
 def life_folder(job: str, life: int) -> str:
@@ -102,8 +102,8 @@ class Lives:
             CorruptDataError: The record that this life has ended is lost.
         """
         folder = f"{self._job}/lives/"
-        behind = f"{folder}{life:08d}{_BEHIND_SLASH}"
-        later = next(iter(self._store.list(folder, start_after=behind)), None)
+        after = f"{folder}{life:08d}{_AFTER_SLASH}"
+        later = next(iter(self._store.list(folder, start_after=after)), None)
         if later is not None and not self.has_ended(life):
             raise CorruptDataError(
                 f"{self._key(life)} is lost, for instance because only the folder of job {self._job!r} was copied: "

@@ -35,7 +35,7 @@ _EMPTY = b"{}"
 _BARRED = "!"
 """Follows some pins in entries of earlier versions; no name ends with it."""
 _UNREADABLE = (ValueError, TypeError, AttributeError)
-"""What decoding a damaged entry raises."""
+"""Errors of decoding a damaged entry."""
 _Names = frozenset[str]
 
 

@@ -8,8 +8,8 @@ the checkpoint itself was subsumed meanwhile.
     savepoints/<name>.json          a savepoint of an earlier version
 
 Each call that makes a savepoint writes an object of its own, once. The register (`registry.savepoint_register`) says
-which of them has the name. Who deletes takes the object off the register first, and then deletes that object, which
-nobody ever writes again: so a call that is paused there for any time deletes no other savepoint.
+which of them has the name. A deletion takes the object off the register first, and then deletes that object, which is
+never written again: so a call that is paused there for any time deletes no other savepoint.
 
 Blocking I/O; the service calls it in threads.
 """

@@ -9,8 +9,8 @@ conflicts with it. Neither a clock nor a lock takes part.
 How a rewind works: the epoch's record names the target, so the target is decided with the epoch, and a new branch of
 manifests begins (`dstl_service.formats.keys.Place`). First a fence ends the branch before, then the target is written
 as the first manifest of the new one. Every process may repeat each of these steps after another died or paused: the
-next claim, rewind or garbage collection completes the rest. Of two that run at once, one wins each put, and the other
-continues from what it finds. Manifests after the target in the old branch are never touched: they left the job because
+next claim, rewind or garbage collection completes the rest. If two run at once, one wins each put, and the other
+continues from there. Manifests after the target in the old branch are never touched: they left the job because
 no newer manifest leads to them, and retention deletes them.
 
 Blocking I/O; the service calls it in threads.
@@ -20,7 +20,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from dstl_service.formats.checkpoint_record import note_of_rewind
+from dstl_service.formats.checkpoint_record import record_of_rewind
 from dstl_service.formats.keys import EpochRecord, Place, Rewind
 from dstl_service.formats.manifest import Manifest, ManifestKind
 from dstl_service.formats.under_way import NOTHING
@@ -237,7 +237,7 @@ class OwnedJob(ManifestReader):
 
     def _noted(self, restored: Manifest) -> SegmentHandle:
         """Store the note of a rewind's first manifest in an object of its own; return its handle."""
-        segment = note_of_rewind(self._job, self.max_parallelism, restored).to_segment()
+        segment = record_of_rewind(self._job, self.max_parallelism, restored).to_segment()
         buffers, (entry,) = encode_object([segment])
         key = f"{self._job}/segments/rewind/{self._ids.unique_id()}.seg"
         self._store.put(key, buffers)

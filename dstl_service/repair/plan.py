@@ -79,17 +79,17 @@ class CheckpointCandidate:
         return self.id, self.uid
 
     @classmethod
-    def of_note(cls, note: CheckpointRecord, handle: SegmentHandle, stored_ms: int) -> CheckpointCandidate:
-        """Return the candidate of the note at `handle`."""
+    def of_record(cls, record: CheckpointRecord, handle: SegmentHandle, stored_ms: int) -> CheckpointCandidate:
+        """Return the candidate of the record in the note at `handle`."""
         return cls(
-            id=note.checkpoint_id,
+            id=record.checkpoint_id,
             stored_as=handle.object_key.rsplit("/", 1)[1],
             created_ms=stored_ms,
-            sets=note.sets,
-            start=StateView((), []) if note.base is None and note.start is None else note.start,
+            sets=record.sets,
+            start=StateView((), []) if record.base is None and record.start is None else record.start,
             note=handle,
-            is_kept=note.rewound_from is not None,
-            **header_of(note),
+            is_kept=record.rewound_from is not None,
+            **header_of(record),
         )
 
     @classmethod

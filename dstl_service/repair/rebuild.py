@@ -99,15 +99,15 @@ def rebuild_registry(
     """
     survey = Survey(store, job)
     survey.read()
-    registry = read_registry(store, job, max((life_of(note.epoch) for note, _, _ in survey.notes), default=0))
+    registry = read_registry(store, job, max((life_of(record.epoch) for record, _, _ in survey.records), default=0))
     if registry.is_empty and not survey.objects:
         raise NotFoundError(f"job {job!r} does not exist in {store.url}", job=job)
-    life = _choose_life(registry, survey.notes)
+    life = _choose_life(registry, survey.records)
     candidates = join_candidates(
         [
-            CheckpointCandidate.of_note(note, handle, stored_ms)
-            for note, handle, stored_ms in survey.notes
-            if note.job_uid == life
+            CheckpointCandidate.of_record(record, handle, stored_ms)
+            for record, handle, stored_ms in survey.records
+            if record.job_uid == life
         ]
         + [CheckpointCandidate.of_manifest(manifest) for manifest in registry.checkpoints if manifest.job_uid == life]
         + [
@@ -121,7 +121,7 @@ def rebuild_registry(
         registry_problems=registry.problems() + _lost_manifests(not_fenced(candidates, registry)),
         object_problems=survey.problems,
         objects=len(survey.objects),
-        notes=len(survey.notes),
+        notes=len(survey.records),
     )
     plan = survey.choose_verified(candidates, registry, up_to)
     report.lost = [f"checkpoint {name} is lost: {reason}" for name, reason in plan.lost]
@@ -145,7 +145,7 @@ def rebuild_registry(
     )
     if write:
         _check_writable(not_fenced(candidates, registry), report, newest, registry.folder)
-        _write(store, registry, report, manifests, life, _max_parallelism(registry, survey.notes, life), clock, ids)
+        _write(store, registry, report, manifests, life, _max_parallelism(registry, survey.records, life), clock, ids)
     return report
 
 
@@ -237,22 +237,22 @@ def _causes(report: RebuildReport) -> Iterator[str]:
         yield "no notes were found"
 
 
-def _choose_life(registry: Registry, notes: Sequence[tuple[CheckpointRecord, SegmentHandle, int]]) -> str:
+def _choose_life(registry: Registry, records: Sequence[tuple[CheckpointRecord, SegmentHandle, int]]) -> str:
     """Return the uid in ``job.json``, else of the newest manifest or savepoint, else of the newest note."""
     if registry.uid is not None:
         return registry.uid
     newest = max((*registry.checkpoints, *registry.savepoints.values()), key=lambda m: m.created_ms, default=None)
     if newest is not None:
         return newest.job_uid
-    return max(((life_of(note.epoch), stored_ms, note.job_uid) for note, _, stored_ms in notes), default=(0, 0, ""))[2]
+    return max(((life_of(one.epoch), stored_ms, one.job_uid) for one, _, stored_ms in records), default=(0, 0, ""))[2]
 
 
 def _max_parallelism(
-    registry: Registry, notes: Sequence[tuple[CheckpointRecord, SegmentHandle, int]], life: str
+    registry: Registry, records: Sequence[tuple[CheckpointRecord, SegmentHandle, int]], life: str
 ) -> int:
     if registry.max_parallelism is not None:
         return registry.max_parallelism
-    counts = Counter(note.max_parallelism for note, _, _ in notes if note.job_uid == life)
+    counts = Counter(record.max_parallelism for record, _, _ in records if record.job_uid == life)
     if not counts:
         raise CorruptDataError(
             f"{registry.record_key} is lost, and no note has the job's max_parallelism", job=registry.job

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 
-from dstl_service.formats.checkpoint_record import CheckpointRecord, decode_note, is_note
+from dstl_service.formats.checkpoint_record import CheckpointRecord, decode_record, is_note
 from dstl_service.repair.fsck import check_object
 from dstl_service.repair.manifests import state_of
 from dstl_service.repair.plan import CheckpointCandidate, RecoveryPlan, choose
@@ -30,19 +30,19 @@ class Survey:
         self._damaged_snapshots: dict[str, str] = {}
         self.objects: list[ObjectInfo] = []
         self.stored: dict[ChangeSetId, list[SegmentHandle]] = {}
-        self.notes: list[tuple[CheckpointRecord, SegmentHandle, int]] = []
+        self.records: list[tuple[CheckpointRecord, SegmentHandle, int]] = []
         self.problems: list[str] = []
 
     def read(self) -> None:
-        """Read all indexes and notes."""
+        """Read all indexes, and the checkpoint records in notes."""
         self.objects = list(self._store.list(f"{self._job}/segments/"))
         with ThreadPoolExecutor(_READ_AT_ONCE) as threads:
-            for info, (handles, notes, problems) in zip(
+            for info, (handles, records, problems) in zip(
                 self.objects, threads.map(self._read_object, self.objects), strict=True
             ):
                 for handle in handles:
                     self.stored.setdefault(handle.entry.id, []).append(handle)
-                self.notes += [(note, handle, info.modified_ms) for note, handle in notes]
+                self.records += [(record, handle, info.modified_ms) for record, handle in records]
                 self.problems += problems
 
     def choose_verified(
@@ -71,7 +71,7 @@ class Survey:
             entries = read_index(self._store, info.key, info.size_bytes)
         except (CorruptDataError, NotFoundError) as error:
             return [], [], [error.message]
-        handles, notes, problems = [], [], []
+        handles, records, problems = [], [], []
         for entry in entries:
             handle = SegmentHandle(info.key, info.size_bytes, entry)
             if entry.id.job != self._job:
@@ -80,12 +80,12 @@ class Survey:
                 handles.append(handle)
             else:
                 try:
-                    notes.append((decode_note(read_payload(self._store, handle), info.key), handle))
+                    records.append((decode_record(read_payload(self._store, handle), info.key), handle))
                 except CorruptDataError as error:
                     problems.append(damage(error))
                 except NotFoundError as error:
                     problems.append(error.message)
-        return handles, notes, problems
+        return handles, records, problems
 
     def _verify(self, key: str, handles: Sequence[SegmentHandle]) -> bool:
         try:

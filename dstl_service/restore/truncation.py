@@ -29,7 +29,7 @@ def truncate(view: StateView, made: Iterable[MaterializationHandle]) -> StateVie
     """
     Return the state with new materializations, without the parts that they replace.
 
-    Without new ones it returns the same object. One that is no newer than the state's own for its key groups does not
+    Without new ones it returns the same object. One that is not newer than the state's own for its key groups does not
     enter it, so a repetition is harmless.
     """
     made = list(made)
@@ -123,7 +123,7 @@ def key_groups_by_materialization(
         bases: The operator's segments of kind BASE.
         wanted: The key groups of a table.
     """
-    # Of two at one checkpoint the one made first counts: references to it stay valid.
+    # If two are at one checkpoint, the one made first counts: references to it stay valid.
     by_uid = sorted(materializations, key=lambda handle: handle.uid)
     left: KeyGroups = (wanted,)
     counted: list[tuple[MaterializationHandle, KeyGroups]] = []

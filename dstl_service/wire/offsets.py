@@ -1,4 +1,4 @@
-"""What a checkpoint's offsets entry, which is Spark's, says of the query's sources. No I/O."""
+"""The offsets of a query's sources, read from a checkpoint's offsets entry, which is Spark's. No I/O."""
 
 from __future__ import annotations
 

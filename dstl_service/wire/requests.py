@@ -32,7 +32,7 @@ class OpenJob:
 
 @dataclass(frozen=True, slots=True)
 class EpochRequest:
-    """Carries only who asks."""
+    """The epoch of the driver that asks."""
 
     epoch: Number
 
@@ -42,7 +42,7 @@ class PersistRequest:
     """
     Make these change sets durable; `wait` false only starts the upload.
 
-    `note` is what a coordinator that holds no set of the checkpoint itself has stored with these sets; see
+    `note` is stored with these sets, for a coordinator that holds no set of the checkpoint itself; see
     `dstl_service.formats.checkpoint_record`.
     """
 
@@ -54,7 +54,7 @@ class PersistRequest:
 
 @dataclass(frozen=True, slots=True)
 class ReadRequest:
-    """Give these change sets back, of a checkpoint that does not exist yet."""
+    """Return these change sets of a checkpoint that does not exist yet."""
 
     epoch: Number
     refs: Annotated[list[ChangeSetRef], Limits(max_length=REFS_MAX, fail_fast=True)]
@@ -63,14 +63,14 @@ class ReadRequest:
 @dataclass(frozen=True, slots=True)
 class CompleteRequest:
     """
-    Make checkpoint `id` exist, or start the upload of what it consists of.
+    Complete a checkpoint, or start the upload of its change sets.
 
-    `uid` is chosen by the driver once and kept over retries, so that a lost response is recognised. `refs` are exactly
-    the change sets of the accepted attempts. `materializations` are what tasks reported of their tables' snapshots:
+    The driver chooses `uid` once and keeps it over retries, so that a lost response is recognised. `refs` are exactly
+    the change sets of the accepted attempts. `materializations` are the tasks' reports of their tables' snapshots:
     announcements (see `dstl_service.formats.under_way.Announcement`), which the checkpoint lists, and handles of
     stored ones (see `storage.model.MaterializationHandle.to_dict`); those that belong to the state enter it.
-    `closed_ms` is set where the batch was closed, see `CheckpointInfo`: then a partition may have two writers, of which
-    the one with the greater attempt wrote behind the other, and numbered its sets behind that one's.
+    `closed_ms` is set if the batch was closed, see `CheckpointInfo`: then a partition may have two writers. The one
+    with the greater attempt wrote after the other, and its sequence numbers continue the other's.
     """
 
     epoch: Number
@@ -102,7 +102,7 @@ class SnapshotRequest:
 
 @dataclass(frozen=True, slots=True)
 class BatchFigures:
-    """What a driver tells of a finished batch, for the metrics; see `backend_client.progress.BatchProgress`."""
+    """A driver's figures of a finished batch, for the metrics; see `backend_client.progress.BatchProgress`."""
 
     rows: Number
     keys: Number
@@ -120,7 +120,7 @@ class BatchFigures:
 
 @dataclass(frozen=True, slots=True)
 class ParallelismRequest:
-    """How many partitions an operator of the running query shall have."""
+    """The number of partitions that an operator of the running query shall have."""
 
     parallelism: Parallelism
 
@@ -143,10 +143,10 @@ class OpenLinks:
 @dataclass(frozen=True, slots=True)
 class LinkAddress:
     """
-    Where a job's coordinator accepts links: sent to tasks, which hand it to their sidecars.
+    The address at which a job's coordinator accepts links; the driver sends it to tasks, and they to their sidecars.
 
-    `certificate`, in PEM, is the only one that the coordinator may show. Whoever shows `token` counts as a host of the
-    job.
+    `certificate`, in PEM, is the only one that the coordinator may show. A process that shows `token` counts as a host
+    of the job.
     """
 
     host: HostName
@@ -157,7 +157,7 @@ class LinkAddress:
 
 @dataclass(frozen=True, slots=True)
 class SavepointRequest:
-    """Which checkpoint a savepoint keeps; null: the newest."""
+    """The checkpoint that a savepoint keeps; null: the newest."""
 
     checkpoint_id: Number | None = None
 

@@ -11,7 +11,7 @@ from storage.errors import ErrorKind
 
 @dataclass(frozen=True, slots=True)
 class ErrorBody:
-    """What an answer with a status from 400 on carries; `kind` says what to do, see `storage.errors`."""
+    """The body of each answer with a status of 400 or above; `kind` says what to do, see `storage.errors`."""
 
     kind: ErrorKind
     message: str
@@ -23,8 +23,8 @@ class CheckpointInfo:
     """
     One completed checkpoint, as listings and drivers see it; `query_id` and `offsets` are Spark's.
 
-    `rewound_from` is the checkpoint that was the newest when the job was set back to this one. `closed_ms` is the
-    watermark at which the batch was closed: what was due up to there has fired; None where batches are not closed.
+    `rewound_from` was the newest checkpoint when the job was rewound to this one. `closed_ms` is the watermark at which
+    the batch was closed: timers due up to it have fired. It is None if batches are not closed.
     """
 
     ref: CheckpointRef
@@ -42,7 +42,7 @@ class CheckpointInfo:
 
 @dataclass(frozen=True, slots=True)
 class JobInfo:
-    """What is stored of a job, for those who look before they take it over."""
+    """A job as it is stored, for drivers that have not taken it over."""
 
     job: str
     job_uid: str
@@ -61,9 +61,9 @@ class OpenedJob(JobInfo):
 @dataclass(frozen=True, slots=True)
 class BeginResponse:
     """
-    Which process coordinates the checkpoint; sets that other processes received must reach it or be durable.
+    The process that coordinates the checkpoint; sets that other processes received must reach it or be durable.
 
-    `parallelism` is what was requested for operators of the running query, by name.
+    `parallelism` is the requested number of partitions by operator of the running query.
     """
 
     service_id: str
@@ -72,7 +72,7 @@ class BeginResponse:
 
 @dataclass(frozen=True, slots=True)
 class PersistResponse:
-    """Handles in the order of the request, then that of the note, if one was given; empty when it did not wait."""
+    """Handles in the order of the request, then the note's, if there is one; empty if the request did not wait."""
 
     handles: list[dict[str, Any]]
 
@@ -90,7 +90,7 @@ class CompleteResponse:
 
 @dataclass(frozen=True, slots=True)
 class Linked:
-    """The coordinator to which this host has a link, by the id of its process; null if it has none yet, and why."""
+    """The id of the coordinator's process to which this host has a link; null without one, and `why_not` says why."""
 
     coordinator_id: str | None
     why_not: str = ""
@@ -98,7 +98,7 @@ class Linked:
 
 @dataclass(frozen=True, slots=True)
 class ServiceInfo:
-    """Who answers: `service_id` is new with every start of the process."""
+    """The service that answers; `service_id` is new with every start of its process."""
 
     service_id: str
     host_id: str

@@ -21,7 +21,7 @@ from dstl_service.wire.limits import (
 from storage.errors import InvalidInputError
 from storage.key_groups import KeyGroupRange
 from storage.model import ChangeSetId, Writer
-from storage.validation import NUMBER_MAX
+from storage.validation import NUMBER_MAX, shorten
 
 SINK, CLOSED_SINK = "sink", "closed-sink"
 """Kinds of an operator that holds a sink's unpublished output, and of one whose sink the query no longer has."""
@@ -59,7 +59,9 @@ class CheckpointRef:
         """
         match = _REF.fullmatch(text)
         if match is None:
-            raise InvalidInputError(f"{text!r} is not a checkpoint reference; the form is <id>.<generation>.<uid>")
+            raise InvalidInputError(
+                f"{shorten(text)} is not a checkpoint reference; the form is <id>.<generation>.<uid>"
+            )
         return cls(int(match[1]), int(match[2]), match[3])
 
 
@@ -68,8 +70,8 @@ class StateInfo:
     """
     A state variable: its number inside table keys, and its value schema as Spark's JSON text.
 
-    `earlier` are the schemas that it had before, oldest first: stored values say by number which is theirs.
-    `ttl_ms` is how long values live that are written now, 0 for ever; None if no stored value can have an end.
+    `earlier` are its former schemas, oldest first: each stored value names its schema by number. `ttl_ms` is the time
+    to live of values that are written now, 0 for no end; None if no stored value can have an end.
     """
 
     id: Annotated[int, Limits(strict=True, ge=0, le=65_535)]
@@ -82,12 +84,12 @@ class StateInfo:
 @dataclass(frozen=True, slots=True)
 class OperatorInfo:
     """
-    What a job's manifest says of one operator; `parallelism` may differ from checkpoint to checkpoint.
+    An operator as a manifest describes it; `parallelism` may differ from checkpoint to checkpoint.
 
-    `time_mode` and `output_mode` are Spark's names; None where a program that did not store them yet wrote it.
-    `kind` says by what its processor is called, ``rows`` or ``columns``; None likewise. An operator of kind ``sink``
-    has no table: its changes are the output that a sink publishes once the checkpoint exists, its parallelism is the
-    sink's number of slots. Of a sink, everything up to checkpoint `published` is published, maybe more.
+    `time_mode` and `output_mode` are Spark's names; None if the program that wrote them did not store them yet. `kind`
+    is ``rows`` or ``columns``, by the calls of its processor; None likewise. An operator of kind ``sink`` has no table:
+    its changes are the output that a sink publishes once the checkpoint exists, and its parallelism is the number of
+    slots. The sink has published everything up to checkpoint `published`, maybe more.
     """
 
     name: Name

@@ -8,7 +8,6 @@ the later batches counts. Prints the table and writes ``reports/bench.json``.
 
 from __future__ import annotations
 
-import argparse
 import shutil
 import statistics
 import sys
@@ -23,7 +22,7 @@ from pyspark.sql import SparkSession
 from loadtest.bench.measuring import measure, new_session, new_stream, open_backend
 from loadtest.bench.workloads import WORKLOADS, Comparison, Run, Workload
 from tools.reporting.figures import Figure, Goal, format_number
-from tools.reporting.target import TargetReport, is_set
+from tools.reporting.target import TargetReport, chosen_options
 
 SHORT_ROWS = 500
 WARM_UP_S = 60
@@ -34,15 +33,8 @@ MEASURED_S = 20
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run the selected workloads; return the exit code."""
     names = [workload.name for workload in WORKLOADS]
-    parser = argparse.ArgumentParser(description="Compare with Spark's own transformWithState.")
-    parser.add_argument("--only", metavar="NAMES", help=f"some of {','.join(names)}; without it, all")
-    parser.add_argument("--short", action="store_true", default=is_set("SHORT"), help="few rows (SHORT=1)")
-    parser.add_argument("--strict", action="store_true", default=is_set("STRICT"), help="fail if a goal is missed")
-    options = parser.parse_args(arguments)
-    wanted = options.only.split(",") if options.only else names
-    if unknown := sorted(set(wanted) - set(names)):
-        parser.error(f"unknown workload {', '.join(unknown)}; choose from {', '.join(names)}")
-    report, exit_code = TargetReport("bench", strict=options.strict), 0
+    wanted, short, strict = chosen_options("Compare with Spark's own transformWithState.", names, arguments, "few rows")
+    report, exit_code = TargetReport("bench", strict=strict), 0
     folder = Path(tempfile.mkdtemp(prefix="dstl-bench-"))
     spark = new_session(folder)
     figures: list[Figure] = []
@@ -52,9 +44,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
                 print(workload.title, flush=True)
                 known: dict[tuple[str, Run], float | None] = {}
                 for comparison in workload.comparisons:
-                    figures += compare(
-                        spark, workload, comparison, folder / workload.name, known=known, short=options.short
-                    )
+                    figures += compare(spark, workload, comparison, folder / workload.name, known=known, short=short)
                     exit_code = report.write(figures)  # after each one, so that a later failure keeps the known figures
     finally:
         spark.stop()

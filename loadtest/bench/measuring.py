@@ -19,6 +19,7 @@ from pyspark.sql import functions as F
 from pyspark.sql.streaming import StreamingQuery
 
 from backend_client import ChangelogStateBackend
+from tools.spark_session import start_session
 
 ROCKSDB = "org.apache.spark.sql.execution.streaming.state.RocksDBStateStoreProvider"
 WARM_UP_BATCHES = 3
@@ -42,20 +43,14 @@ def open_backend(folder: Path, partitions: int) -> Iterator[ChangelogStateBacken
 
 def new_session(folder: Path) -> SparkSession:
     """Start Spark with two cores, its RocksDB store and changelog checkpointing."""
-    session = (
-        SparkSession.builder.master("local[2]")
-        .appName("dstl-bench")
-        .config("spark.sql.shuffle.partitions", "4")
-        .config("spark.ui.enabled", "false")
-        .config("spark.driver.memory", "4g")
-        .config("spark.sql.warehouse.dir", str(folder / "warehouse"))
-        .config("spark.sql.streaming.stateStore.providerClass", ROCKSDB)
-        .config("spark.sql.streaming.stateStore.rocksdb.changelogCheckpointing.enabled", "true")
-        .config("spark.ui.showConsoleProgress", "false")
-        .getOrCreate()
-    )
-    session.sparkContext.setLogLevel("OFF")
-    return session
+    store = "sql.streaming.stateStore"
+    settings = {
+        "sql.shuffle.partitions": 4,
+        "driver.memory": "4g",
+        f"{store}.providerClass": ROCKSDB,
+        f"{store}.rocksdb.changelogCheckpointing.enabled": "true",
+    }
+    return start_session("dstl-bench", settings, folder=folder)
 
 
 def new_stream(spark: SparkSession, rows: int, keys: int, *, with_time: bool = False) -> DataFrame:
@@ -71,8 +66,21 @@ def new_stream(spark: SparkSession, rows: int, keys: int, *, with_time: bool = F
     return rate.load().select(key.alias("k"), F.col("value").cast("double").alias("v"), *["timestamp"] * with_time)
 
 
-class _Measured(Exception):  # noqa: N818 - not an error: it ends a query between two batches
-    """Enough batches were measured."""
+class Enough(Exception):  # noqa: N818 - not an error: it ends a query between two batches
+    """Enough batches were executed; a stop from outside would leave the last one running for a while."""
+
+
+def run_until_enough(writer: Any, checkpoint: Path, timeout_s: int | None = None) -> StreamingQuery:
+    """Run a query until its function raises `Enough`, or for this time; return it stopped."""
+    query: StreamingQuery = writer.option("checkpointLocation", str(checkpoint)).start()
+    try:
+        query.awaitTermination(timeout_s)
+    except StreamingQueryException as error:
+        if Enough.__name__ not in str(error):
+            raise
+    finally:
+        query.stop()
+    return query
 
 
 def measure(
@@ -109,17 +117,11 @@ def measure(
         elif counting and batch_id >= counting.start + MEASURED_MIN and elapsed_s >= measured_s:
             counting = range(counting.start, batch_id)
         if counting and batch_id >= counting.stop:
-            raise _Measured  # a stop from outside would leave the last batch running for a while
+            raise Enough
         batch.write.format("noop").mode("overwrite").save()
 
-    query: StreamingQuery = writer.foreachBatch(save).option("checkpointLocation", str(folder / "checkpoint")).start()
-    try:
-        query.awaitTermination(math.ceil(warm_up_s) + BATCH_TIMEOUT_S * (warm_up + measured))
-    except StreamingQueryException as error:
-        if _Measured.__name__ not in str(error):
-            raise
-    finally:
-        query.stop()
+    timeout_s = math.ceil(warm_up_s) + BATCH_TIMEOUT_S * (warm_up + measured)
+    query = run_until_enough(writer.foreachBatch(save), folder / "checkpoint", timeout_s)
     progress = [batch for batch in query.recentProgress if batch["batchId"] in counting]
     if not counting or len(progress) < len(counting):
         raise TimeoutError(f"{len(progress)} of {measured} batches in time")

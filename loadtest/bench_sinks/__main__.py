@@ -11,12 +11,11 @@ import argparse
 import sys
 from collections.abc import Sequence
 
-from pyspark.sql import SparkSession
-
 from loadtest.bench_sinks import latency, throughput
 from tools.reporting.figures import Figure, format_number
 from tools.reporting.target import TargetReport, is_set
 from tools.servers.kafka import KafkaBroker, connector_jars
+from tools.spark_session import start_session
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -28,7 +27,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--rows", type=int, default=2_000 if is_set("SHORT") else 50_000, help="rows of a batch")
     options = parser.parse_args(arguments)
     report = TargetReport("bench-sinks")
-    spark = _session()
+    jars = ",".join(map(str, connector_jars()))
+    spark = start_session("dstl-bench-sinks", {"driver.memory": "3g", "jars": jars})
     figures: list[Figure] = []
     try:
         with KafkaBroker(partitions=2) as broker:
@@ -42,21 +42,6 @@ def main(arguments: Sequence[str] | None = None) -> int:
     for figure in figures:
         print(f"{figure.name:60} {format_number(figure.value):>12} {figure.unit:8} {figure.goal or ''}")
     return report.write(figures)
-
-
-def _session() -> SparkSession:
-    session = (
-        SparkSession.builder.master("local[2]")
-        .appName("dstl-bench-sinks")
-        .config("spark.sql.shuffle.partitions", "2")
-        .config("spark.ui.enabled", "false")
-        .config("spark.driver.memory", "3g")
-        .config("spark.jars", ",".join(map(str, connector_jars())))
-        .config("spark.ui.showConsoleProgress", "false")
-        .getOrCreate()
-    )
-    session.sparkContext.setLogLevel("OFF")
-    return session
 
 
 if __name__ == "__main__":

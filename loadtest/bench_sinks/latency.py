@@ -54,7 +54,7 @@ class Stamps(StatefulProcessor):
 
 
 class Latencies(NamedTuple):
-    """Of one run: milliseconds from production to visibility of each record, and of each batch."""
+    """One run's milliseconds from production to visibility of each record, and the length of each batch."""
 
     records_ms: list[float]
     batches_ms: list[int]

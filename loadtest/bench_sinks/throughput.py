@@ -39,7 +39,7 @@ Apply = Callable[[DataFrame, ChangelogStateBackend], Any]
 
 @dataclass(frozen=True, slots=True)
 class Rate:
-    """What one run of a query reached."""
+    """The result of one run of a query."""
 
     records_per_s: float
     cpu_s_per_million: float

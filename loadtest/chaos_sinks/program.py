@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Any
 
 import psutil
-from pyspark.sql import Row, SparkSession
+from pyspark.sql import Row
 from pyspark.sql import functions as F
 from pyspark.sql.streaming import StatefulProcessor
 
@@ -28,6 +28,7 @@ from backend_client.spark.output.outputs import SinkOutput
 from dstl_service.wire import CompleteResponse
 from loadtest.chaos_sinks.steps import KillingSink, Orders
 from loadtest.chaos_sinks.systems import SYSTEMS
+from tools.spark_session import EXECUTORS_DIE, TWO_EXECUTORS, start_session
 
 INPUT, OUTPUT = "k string, v long", "k string, n long, s long, before long, now long"
 
@@ -82,7 +83,8 @@ def main() -> None:
     options = parser.parse_args()
     folder: Path = options.folder
     orders = Orders(str(folder))
-    spark = _session(folder)
+    settings = {**EXECUTORS_DIE, "driver.memory": "1g"}
+    spark = start_session("dstl-chaos-sinks", settings, master=TWO_EXECUTORS, folder=folder, log_level="ERROR")
     orders.announce([os.getpid(), *(child.pid for child in psutil.Process().children() if child.name() == "java")])
     _KilledDriver(orders)
     backend = ChangelogStateBackend(
@@ -104,29 +106,6 @@ def main() -> None:
     query.stop()
     (folder / "finished").touch()
     spark.stop()
-
-
-def _session(folder: Path) -> SparkSession:
-    session = (
-        SparkSession.builder.master("local-cluster[2,1,1024]")
-        .appName("dstl-chaos-sinks")
-        .config("spark.ui.enabled", "false")
-        .config("spark.driver.host", "127.0.0.1")
-        .config("spark.driver.memory", "1g")
-        .config("spark.executor.memory", "1g")
-        .config("spark.sql.shuffle.partitions", "2")
-        .config("spark.task.maxFailures", "8")
-        .config("spark.deploy.maxExecutorRetries", "-1")
-        .config("spark.executor.heartbeatInterval", "1s")
-        .config("spark.network.timeout", "10s")
-        .config("spark.network.timeoutInterval", "2s")
-        .config("spark.storage.blockManagerHeartbeatTimeoutMs", "10000")
-        .config("spark.ui.showConsoleProgress", "false")
-        .config("spark.sql.warehouse.dir", str(folder / "warehouse"))
-        .getOrCreate()
-    )
-    session.sparkContext.setLogLevel("ERROR")
-    return session
 
 
 if __name__ == "__main__":

@@ -40,7 +40,7 @@ class System(ABC):
     @property
     @abstractmethod
     def parameters(self) -> dict[str, Any]:
-        """What `sink` needs, as JSON."""
+        """The arguments of `sink`, as JSON."""
 
     @staticmethod
     @abstractmethod

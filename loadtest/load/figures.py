@@ -54,7 +54,7 @@ def figures_of(samples: Samples, settings: LoadSettings, elapsed_s: float, drawn
         samples: The measurements.
         settings: The load test's.
         elapsed_s: From the first batch to the end.
-        drawn: What the proxy in front of the store has drawn, if there is one.
+        drawn: The draws of the proxy in front of the store, if there is one.
     """
     made = samples.checkpoints
     expected = RATE_SHARE_MIN * settings.rate * settings.phases.due_s

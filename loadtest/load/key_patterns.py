@@ -38,14 +38,14 @@ WINDOWS = 10
 SLIDE = 5
 """Checkpoints until its oldest window ends and is deleted."""
 USERS = 50
-"""Users of a partition, who have windows of their own."""
+"""Users of a partition; each has windows of its own."""
 
 RANKS = 5_000
 """Keys of a partition of `hot-keys`."""
 ZIPF_EXPONENT = 1.2
 
 BURST_EVERY = 10
-"""Of so many checkpoints of `burst`, one is large."""
+"""Every this many checkpoints of `burst`, one is large."""
 
 _STATE_ID = 1
 _KEYS_PER_KEY_GROUP = 2_000

@@ -62,7 +62,7 @@ class LoadSettings:
     shape: str = "steady"
     """The rate over time, a name of `shapes.SHAPES`."""
     store: str = "local"
-    """What the store does to requests, a name of `store_profiles.PROFILES`."""
+    """The store's profile, a name of `store_profiles.PROFILES`."""
     thresholds: Path | None = None
     """File of limits that decide the exit code, see `thresholds`."""
 

@@ -1,4 +1,4 @@
-"""What the store in front of which the service ran has drawn, against what its profile wants. No I/O."""
+"""Compares the draws of the service's store with its profile. No I/O."""
 
 from __future__ import annotations
 
@@ -17,8 +17,8 @@ def store_figures(profile: StoreProfile, drawn: Drawn) -> list[Figure]:
     Return what was drawn.
 
     Percentiles have no goal of their own, for few requests have no steady p99.9: the goal is that the share of requests
-    above each wanted percentile is as near to the wanted one as their number allows. What was answered has no goal
-    either: on a busy machine, the store itself takes longer than some draws.
+    above each wanted percentile is as near to the wanted one as their number allows. The times of answers have no
+    goal either: on a busy machine, the store itself takes longer than some draws.
     """
     figures = [
         Figure("store: requests", drawn.requests, "requests"),

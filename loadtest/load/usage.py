@@ -23,7 +23,7 @@ class Usage:
     Args:
         at_s: Seconds from the run's beginning.
         generator_cpu_s: Processor time of the load generator so far.
-        service_cpu_s: Of the service under load, if it is known.
+        service_cpu_s: CPU seconds of the service under load, if known.
         service_bytes: Resident memory of the service, if it is known.
         machine_cpu_s: Processor time of all programs of the machine so far, this test's included.
     """

@@ -69,7 +69,7 @@ class Workload:
     Plans tasks by a seed.
 
     Args:
-        seed: Of all that is drawn.
+        seed: Seed of all draws.
         max_parallelism: The job's.
         name: A name of `key_patterns.PATTERNS`, which decides about keys; what happens to tasks is the same for all.
     """

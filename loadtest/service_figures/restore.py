@@ -32,7 +32,7 @@ from tools.servers.service_process import ServiceProcess
 BUCKET = "restore"
 VALUE_BYTES = 1024
 _RESTORES = (("own key groups", ALL_KEY_GROUPS, 150), ("half of the key groups", KeyGroupRange(0, 63), 60))
-"""What is restored, and the goal in MB of state per CPU second."""
+"""Restored state, and the goal in MB of it per CPU second."""
 _ALWAYS_DUE = {
     "DSTL_MATERIALIZATION_ENABLED": "true",  # whatever the environment says
     "DSTL_MATERIALIZATION_LOG_FLOOR_BYTES": "1",

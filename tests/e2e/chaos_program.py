@@ -18,6 +18,7 @@ from pyspark.sql import DataFrame, SparkSession
 
 from backend_client import ChangelogStateBackend
 from tests.e2e.support import OUTPUT, Totals, read_input, run_to_end
+from tools.spark_session import EXECUTORS_DIE, TWO_EXECUTORS, start_session
 
 
 def main() -> None:
@@ -27,26 +28,8 @@ def main() -> None:
     parser.add_argument("--local-dir", required=True)
     parser.add_argument("--jobs", nargs="+", required=True)
     options = parser.parse_args()
-    spark = (
-        SparkSession.builder.master("local-cluster[2,1,1024]")
-        .appName("dstl-chaos")
-        .config("spark.ui.enabled", "false")
-        .config("spark.driver.host", "127.0.0.1")
-        .config("spark.driver.memory", "1g")
-        .config("spark.executor.memory", "1g")
-        .config("spark.sql.shuffle.partitions", "2")
-        .config("spark.task.maxFailures", "8")
-        .config("spark.deploy.maxExecutorRetries", "-1")
-        # A hanging process is given up within seconds.
-        .config("spark.executor.heartbeatInterval", "1s")
-        .config("spark.network.timeout", "10s")
-        .config("spark.network.timeoutInterval", "2s")
-        .config("spark.storage.blockManagerHeartbeatTimeoutMs", "10000")
-        .config("spark.ui.showConsoleProgress", "false")
-        .config("spark.sql.warehouse.dir", str(options.folder / "warehouse"))
-        .getOrCreate()
-    )
-    spark.sparkContext.setLogLevel("ERROR")
+    settings = {**EXECUTORS_DIE, "driver.memory": "1g"}
+    spark = start_session("dstl-chaos", settings, master=TWO_EXECUTORS, folder=options.folder, log_level="ERROR")
     for job in options.jobs:
         if not (options.folder / job / "done").exists():
             run(spark, options, job)

@@ -8,10 +8,11 @@ import time
 from dataclasses import asdict
 from pathlib import Path
 
-from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql import DataFrame
 
 from backend_client import ChangelogStateBackend
 from tests.e2e.support import OUTPUT, Collected, Totals, read_input, run_to_end
+from tools.spark_session import start_session
 
 
 def main() -> None:
@@ -23,25 +24,19 @@ def main() -> None:
     parser.add_argument("--host", default="127.0.0.1")
     parser.add_argument("--wait-for", type=Path)
     options = parser.parse_args()
-    spark = (
-        SparkSession.builder.master(options.master)
-        .appName("dstl-cluster")
-        .config("spark.ui.enabled", "false")
-        .config("spark.driver.host", options.host)
-        .config("spark.driver.bindAddress", options.host)
-        .config("spark.driver.memory", "1g")
-        .config("spark.executor.memory", "700m")
-        .config("spark.executor.cores", "1")
-        .config("spark.shuffle.reduceLocality.enabled", "false")
-        .config("spark.locality.wait", "60s")  # however long a task takes, its executor has the next task's table
-        .config("spark.cores.max", "2")  # for both workers; by default Spark expects none, and waits for none
-        .config("spark.scheduler.minRegisteredResourcesRatio", "1.0")
-        .config("spark.scheduler.maxRegisteredResourcesWaitingTime", "60s")
-        .config("spark.sql.shuffle.partitions", "2")
-        .config("spark.sql.warehouse.dir", str(options.folder / "warehouse"))
-        .getOrCreate()
-    )
-    spark.sparkContext.setLogLevel("ERROR")
+    settings = {
+        "driver.host": options.host,
+        "driver.bindAddress": options.host,
+        "driver.memory": "1g",
+        "executor.memory": "700m",
+        "executor.cores": 1,
+        "shuffle.reduceLocality.enabled": "false",
+        "locality.wait": "60s",  # however long a task takes, its executor has the next task's table
+        "cores.max": 2,  # for both workers; by default Spark expects none, and waits for none
+        "scheduler.minRegisteredResourcesRatio": 1.0,
+        "scheduler.maxRegisteredResourcesWaitingTime": "60s",
+    }
+    spark = start_session("dstl-cluster", settings, master=options.master, folder=options.folder, log_level="ERROR")
     backend = ChangelogStateBackend(options.storage, job="job", parallelism=4, links=not options.no_links)
     collected = Collected()
     totals = backend.transform_with_state(

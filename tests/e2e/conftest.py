@@ -15,7 +15,10 @@ import pytest
 from pyspark.sql import SparkSession
 
 from backend_client import ChangelogStateBackend
+from backend_client.service.job_session import JobSession
+from storage.errors import LostChangesError
 from tests.sidecars import end_sidecars
+from tools.spark_session import start_session
 
 # By default a table is materialized at a random time, but tests count objects. A test that needs it enables it.
 os.environ.setdefault("DSTL_MATERIALIZATION_ENABLED", "false")
@@ -26,18 +29,10 @@ _used_folders: list[Path] = []
 @pytest.fixture(scope="session")
 def spark() -> Iterator[SparkSession]:
     """A local session whose tasks may fail a few times, as on a cluster."""
-    session = (
-        SparkSession.builder.master("local[2,4]")
-        .appName("dstl-tests")
-        .config("spark.ui.enabled", "false")
-        .config("spark.ui.showConsoleProgress", "false")
-        .config("spark.driver.memory", "4g")  # Spark's own state stores keep about half a megabyte of each query
-        .config("spark.driver.host", "127.0.0.1")
-        .config("spark.sql.shuffle.partitions", "2")
-        .config("spark.sql.warehouse.dir", tempfile.mkdtemp(prefix="dstl-warehouse-"))
-        .getOrCreate()
-    )
-    session.sparkContext.setLogLevel("OFF")
+    # Spark's own state stores keep about half a megabyte of each query.
+    settings = {"driver.memory": "4g"}
+    folder = Path(tempfile.mkdtemp(prefix="dstl-warehouse-"))
+    session = start_session("dstl-tests", settings, master="local[2,4]", folder=folder)
     yield session
     session.stop()
     for folder in _used_folders:  # a task that outlived its test may restart a sidecar
@@ -91,3 +86,19 @@ def always_materialized(monkeypatch: pytest.MonkeyPatch) -> None:
     """Make an embedded sidecar request a snapshot whenever changes were logged."""
     for name, value in (("ENABLED", "true"), ("INTERVAL_S", "1"), ("LOG_RATIO", "0"), ("LOG_FLOOR_BYTES", "1")):
         monkeypatch.setenv(f"DSTL_MATERIALIZATION_{name}", value)
+
+
+@pytest.fixture
+def lose_each_checkpoint_once(monkeypatch: pytest.MonkeyPatch) -> set[int]:
+    """Make the first try of each checkpoint fail after the sink, as if a sidecar had died with the batch's sets."""
+    lost: set[int] = set()
+    complete = JobSession.complete
+
+    def failing(self: JobSession, checkpoint_id: int, plan: Any) -> Any:
+        if checkpoint_id not in lost:
+            lost.add(checkpoint_id)
+            raise LostChangesError("the test lost it")
+        return complete(self, checkpoint_id, plan)
+
+    monkeypatch.setattr(JobSession, "complete", failing)
+    return lost

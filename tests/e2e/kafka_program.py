@@ -19,6 +19,7 @@ from pyspark.sql import functions as F
 from backend_client import ChangelogStateBackend
 from backend_client.service.job_session import JobSession
 from tests.e2e.support import INPUT, OUTPUT, Totals
+from tools.spark_session import start_session
 
 PARTITIONS = 2
 
@@ -32,20 +33,12 @@ def main() -> None:
     parser.add_argument("--produce", type=Path, required=True, help="rows for the input's topic")
     parser.add_argument("--die-in-batch", type=int)
     options = parser.parse_args()
-    spark = (
-        SparkSession.builder.master("local[2]")
-        .appName("dstl-kafka")
-        .config("spark.jars", options.jars)
-        .config("spark.ui.enabled", "false")
-        .config("spark.driver.host", "127.0.0.1")
-        .config("spark.driver.memory", "1g")
-        .config("spark.driver.extraJavaOptions", "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC")  # it lives for seconds
-        .config("spark.sql.shuffle.partitions", "2")
-        .config("spark.ui.showConsoleProgress", "false")
-        .config("spark.sql.warehouse.dir", str(options.folder / "warehouse"))
-        .getOrCreate()
-    )
-    spark.sparkContext.setLogLevel("ERROR")
+    settings = {
+        "jars": options.jars,
+        "driver.memory": "1g",
+        "driver.extraJavaOptions": "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC",  # it lives for seconds
+    }
+    spark = start_session("dstl-kafka", settings, folder=options.folder, log_level="ERROR")
     produce(spark, options.servers, json.loads(options.produce.read_text(encoding="utf-8")))
     if options.die_in_batch is not None:
         die_before_checkpoint(options.die_in_batch)

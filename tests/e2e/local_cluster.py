@@ -9,6 +9,7 @@ from pathlib import Path
 from pyspark.sql import SparkSession
 
 from tests.sidecars import end_sidecars
+from tools.spark_session import start_session
 
 
 def run_on_cluster(run: Callable[[SparkSession, Path, Path], None], cores: int, settings: Mapping[str, str]) -> None:
@@ -17,11 +18,8 @@ def run_on_cluster(run: Callable[[SparkSession, Path, Path], None], cores: int, 
     parser.add_argument("--folder", type=Path, required=True)
     parser.add_argument("--local-dir", type=Path, required=True)
     options = parser.parse_args()
-    builder = SparkSession.builder.master(f"local-cluster[2,{cores},1024]")
-    always = {"ui.enabled": "false", "ui.showConsoleProgress": "false", "driver.host": "127.0.0.1"}
-    for name, value in {**{f"spark.{name}": value for name, value in always.items()}, **settings}.items():
-        builder = builder.config(name, value)
-    spark = builder.getOrCreate()
+    named = {name.removeprefix("spark."): value for name, value in settings.items()}
+    spark = start_session("dstl-cluster", named, master=f"local-cluster[2,{cores},1024]", log_level="WARN")
     try:
         run(spark, options.folder, options.local_dir)
     finally:

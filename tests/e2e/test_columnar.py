@@ -166,7 +166,7 @@ def test_text_of_any_bytes_is_grouped_as_on_spark(
 def test_repetitions_are_dropped(
     spark: SparkSession, make_backend: Callable[..., ChangelogStateBackend], tmp_path: Path
 ) -> None:
-    """Of rows with the same key within a period, one passes, with all its columns."""
+    """One of the rows with the same key within a period passes, with all its columns."""
     write_events(tmp_path / "input", [[("a", 1), ("a", 2), ("b", 2)], [("a", 5), ("c", 6)], [("a", 11)]])
     output = Collected()
     grouped = events(spark, tmp_path / "input").groupBy("k")

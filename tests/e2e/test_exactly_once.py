@@ -66,26 +66,16 @@ def run(spark: SparkSession, make_backend: Backends, tmp_path: Path) -> Callable
 
 
 def test_each_record_is_published_once(
-    run: Callable[..., None], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    run: Callable[..., None], tmp_path: Path, lose_each_checkpoint_once: set[int]
 ) -> None:
     """I14: every batch is executed twice, and the query is restarted with other parallelism and slots."""
-    lost: set[int] = set()
-    complete = JobSession.complete
-
-    def failing(self: JobSession, checkpoint_id: int, plan: Any) -> Any:
-        if checkpoint_id not in lost:
-            lost.add(checkpoint_id)
-            raise LostChangesError("the test lost it")
-        return complete(self, checkpoint_id, plan)
-
-    monkeypatch.setattr(JobSession, "complete", failing)
     sink = SqliteSink(str(tmp_path / "out.db"))
     run(sink, 2)
     assert published(sink) == expected(2)
     run(sink, 3, parallelism=3, slots=3)
     run(sink, 4, parallelism=1, slots=1)
     assert published(sink) == expected(4)
-    assert lost == {0, 1, 2, 3}
+    assert lose_each_checkpoint_once == {0, 1, 2, 3}
 
 
 def test_what_a_crash_left_is_published_by_the_next_start(run: Callable[..., None], tmp_path: Path) -> None:

@@ -13,9 +13,8 @@ from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F
 
 from backend_client import ChangelogStateBackend
-from backend_client.service.job_session import JobSession
 from backend_client.spark.api.plan import StatefulDataFrame
-from storage.errors import InvalidInputError, LostChangesError
+from storage.errors import InvalidInputError
 from tests.e2e.support import OUTPUT, Collected, Totals, expected_output, random_input, read_input, write_input
 
 pytestmark = pytest.mark.e2e
@@ -40,22 +39,6 @@ def rows_of(frame: DataFrame) -> list[Any]:
 
 def expected(upto: int = 3) -> list[Any]:
     return sorted((row for rows in expected_output(FILES[:upto]).values() for row in rows), key=repr)
-
-
-@pytest.fixture
-def lose_each_checkpoint_once(monkeypatch: pytest.MonkeyPatch) -> set[int]:
-    """Make the first try of each checkpoint fail after the sink, as if a sidecar had died with the batch's sets."""
-    lost: set[int] = set()
-    complete = JobSession.complete
-
-    def failing(self: JobSession, checkpoint_id: int, plan: Any) -> Any:
-        if checkpoint_id not in lost:
-            lost.add(checkpoint_id)
-            raise LostChangesError("the test lost it")
-        return complete(self, checkpoint_id, plan)
-
-    monkeypatch.setattr(JobSession, "complete", failing)
-    return lost
 
 
 @pytest.mark.parametrize("source", ["parquet", "json"])

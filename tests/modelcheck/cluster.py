@@ -84,7 +84,7 @@ class CheckedCluster:
     def saved(self, name: str, ref: CheckpointRef) -> None:
         """Record that a savepoint of a checkpoint was reported to its caller."""
         self.oracle.save(name, ref)
-        self._judge(lambda: self.oracle.check("behind the report of savepoint " + name))
+        self._judge(lambda: self.oracle.check("after the report of savepoint " + name))
 
     def unsaved(self, name: str) -> None:
         """Record that a savepoint is about to be deleted, which may happen at any time from now on."""

@@ -98,7 +98,7 @@ class Oracle:
             self._known[manifest.uid] = manifest
             if not self._is_alive(manifest) and not self._has_ended(manifest):
                 self._check_whole(manifest, f"checkpoint {manifest.ref.to_text()} of a job that is being deleted")
-        self.check("behind the put of " + key)
+        self.check("after the put of " + key)
 
     def delete(self, key: str) -> None:
         """Learn of a delete that took effect."""
@@ -109,7 +109,7 @@ class Oracle:
             self.saved.pop(_name_of(key))
             if self._registered and _name_of(key) in self._registered[max(self._registered)].objects:
                 raise ViolationError(f"{key} is deleted while it is on the register")
-        self.check("behind the deletion of " + key)
+        self.check("after the deletion of " + key)
 
     def save(self, name: str, ref: CheckpointRef) -> None:
         """Learn that a savepoint was reported, which may have been deleted meanwhile."""

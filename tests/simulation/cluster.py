@@ -18,7 +18,6 @@ from typing import Any, TypeVar
 from dstl_service.collection.retention import RetentionSettings
 from dstl_service.compaction.plan import CompactionSettings
 from dstl_service.composition import Parts, compose
-from dstl_service.formats.checkpoint_record import read_note
 from dstl_service.intake.change_sets import BatchSettings
 from dstl_service.peers.client import PeerClient
 from dstl_service.settings import CacheSettings, GcSettings, ServiceSettings
@@ -256,8 +255,7 @@ class _Peers(PeerClient):
     ) -> list[SegmentHandle]:
         """Call the current process of the host; a process that dies meanwhile is unreachable."""
         process = self._cluster.hosts[HOSTS.index(url)]
-        given = None if note is None else read_note(job, note).to_segment()
-        task = process.start(process.parts.persister.persist_claimed(job, refs, wait=wait, note=given))
+        task = process.start(process.parts.persister.persist_claimed(job, refs, wait=wait, note=note))
         waiting: set[asyncio.Future[Any]] = {task, process.died}
         await asyncio.wait(waiting, return_when=asyncio.FIRST_COMPLETED)
         if process.died.done() or self._cluster.chance.random() < 0.02:

@@ -7,6 +7,7 @@ deletes the earlier file when it begins. With STRICT=1 a missed goal fails the r
 
 from __future__ import annotations
 
+import argparse
 import os
 from collections.abc import Sequence
 from pathlib import Path
@@ -60,6 +61,27 @@ class TargetReport:
         """Write all figures known so far, replacing earlier ones; return the run's exit code."""
         write_report_json(self.path, figures)
         return strict_exit_code(figures) if self._strict else 0
+
+
+def chosen_options(
+    description: str, names: Sequence[str], arguments: Sequence[str] | None, short: str
+) -> tuple[list[str], bool, bool]:
+    """
+    Read ``--only``, ``--short`` and ``--strict`` of a program that measures several things.
+
+    Returns:
+        The chosen ones of `names`, in their order, and whether the run is short and strict; an unknown name ends the
+        program.
+    """
+    parser = argparse.ArgumentParser(description=description)
+    parser.add_argument("--only", metavar="NAMES", help=f"some of {','.join(names)}; without it, all")
+    parser.add_argument("--short", action="store_true", default=is_set("SHORT"), help=f"{short} (SHORT=1)")
+    parser.add_argument("--strict", action="store_true", default=is_set("STRICT"), help="fail if a goal is missed")
+    options = parser.parse_args(arguments)
+    wanted = options.only.split(",") if options.only else names
+    if unknown := sorted(set(wanted) - set(names)):
+        parser.error(f"unknown: {', '.join(unknown)}; choose from {', '.join(names)}")
+    return [name for name in names if name in wanted], options.short, options.strict
 
 
 def is_set(variable: str) -> bool:

@@ -98,13 +98,13 @@ class FaultProxy(ServerProcess):
 
         Args:
             profile: A name of `tools.servers.store_profiles.PROFILES`.
-            seed: Of all draws.
+            seed: Seed of all draws.
         """
         self._control.ask("PUT", "store", {"profile": profile, "seed": seed, "is_out": False})
 
     @property
     def store(self) -> StoreControl:
-        """What another process may ask about the store."""
+        """The control of the store for another process."""
         return StoreControl(self.address, self.port)
 
     @property
@@ -117,8 +117,8 @@ class StoreControl:
     The store of a fault proxy, from any process.
 
     Args:
-        address: Of the proxy.
-        port: Of the proxy.
+        address: Address of the proxy.
+        port: Port of the proxy.
     """
 
     def __init__(self, address: str, port: int) -> None:

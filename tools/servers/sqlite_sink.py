@@ -63,7 +63,7 @@ class _Publisher(SlotPublisher):
 
     def publish(self, records: Iterable[pa.RecordBatch], marker: Marker) -> int:
         """Insert the records and replace the marker in one transaction."""
-        # Read before the transaction: its lock would keep out whoever opens the slot while this process stands still.
+        # Read before the transaction: its lock would block others that open the slot while this process stands still.
         texts = [json.dumps(row, default=str) for batch in records for row in batch.to_pylist()]
         with self._connection as transaction:
             transaction.execute("begin immediate")

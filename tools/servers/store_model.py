@@ -1,5 +1,5 @@
 """
-What happens to each request at a store of a profile, drawn by a seed. No I/O and no clock: times are arguments.
+The fate of each request at a store of a profile, drawn by a seed. No I/O and no clock: times are arguments.
 
 The fault proxy's script runs this in mitmproxy's environment: this module needs only Python's own library.
 """
@@ -14,10 +14,10 @@ from typing import Any, Literal, TypeAlias
 from tools.servers.store_profiles import SMALL_BYTES_MAX, StoreProfile
 
 KEPT_DRAWS = 200_000
-"""Of each line, the newest draws are kept."""
+"""The newest draws of each line are kept."""
 
 Outcome: TypeAlias = Literal["answer", "refuse", "drop", "lose_response", "out"]
-"""What happens: "refuse" is a 503, "drop" and "lose_response" end the connection before and after, "out": an outage."""
+"""An outcome: "refuse" is a 503, "drop" and "lose_response" end the connection before and after, "out": an outage."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,7 +30,7 @@ class Fate:
 
 @dataclass(slots=True)
 class Drawn:
-    """What was drawn so far. Times are in milliseconds."""
+    """The draws so far. Times are in milliseconds."""
 
     requests: int = 0
     """Without those during an outage."""

@@ -69,12 +69,12 @@ class StoreProfile:
     Args:
         small: Latency of requests of up to `SMALL_BYTES_MAX`; None adds nothing.
         large: Latency of all others, whatever their size: that of the bandwidth comes on top.
-        bandwidth_bytes_per_s: Of one host, each way, > 0; None for no limit. It is assumed.
+        bandwidth_bytes_per_s: Bandwidth of one host, each way, > 0; None for no limit. It is assumed.
         refused_share: Share of requests answered with 503, in [0, 1].
         reset_share: Share of requests whose connection ends, half of them after the store has acted, in [0, 1].
         outage_every_s: Distance of the beginnings of outages, in which every request is answered with 503; 0 for none.
         outage_s: Length of each; it is at the end of its period.
-        assumptions: What of this nobody has published, in words.
+        assumptions: The parts of this that nobody has published, in words.
     """
 
     small: Latency | None = None

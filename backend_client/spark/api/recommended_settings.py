@@ -21,7 +21,7 @@ class RecommendedSetting:
     Args:
         name: Its name.
         value: The recommended value.
-        reason: What it is for.
+        reason: Its purpose.
         present: The application's value, None if it was not set.
     """
 

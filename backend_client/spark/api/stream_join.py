@@ -71,7 +71,7 @@ class StreamJoin(StatefulProcessor):
 
     def init(self, handle: StatefulProcessorHandle) -> None:
         """Declare the state."""
-        # What comes from Arrow has its zone; what is read from state, a timer's key included, has none.
+        # Values from Arrow have their zone; values read from state, a timer's key included, have none.
         self._zoned_key = zoned(self._key_schema)
         self._zoned = [zoned(part.schema) for part in self._inputs]
         self._handle = handle

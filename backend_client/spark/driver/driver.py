@@ -143,7 +143,7 @@ class BatchRunner:
         def wait() -> None:
             with suppress(Exception):  # the query's own error, which its other waiters get, or a stopped Spark
                 query.awaitTermination()
-            with suppress(DstlError):  # whoever stopped the query gets it; the next start publishes the rest
+            with suppress(DstlError):  # `stop` raises it, too; the next start publishes the rest
                 self.output.drain()
             with suppress(Exception):  # a stopped Spark has released everything
                 self.close()

@@ -1,5 +1,5 @@
 """
-What a query promises of its output, and which sinks can keep it.
+Guarantees of a query's output, and which sinks can keep them.
 
 The state is exactly once whatever is chosen.
 """
@@ -30,7 +30,7 @@ def function_plan(
 
     Args:
         function: The function.
-        guarantee: What the user asked for; None for the most that the function can keep.
+        guarantee: The guarantee that the user asked for; None for the most that the function can keep.
         abandoned: See `outputs.closed_sinks`.
         writes_once: Whether the function skips a batch that it has written before, as Spark's file sinks do.
 

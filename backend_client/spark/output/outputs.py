@@ -43,7 +43,7 @@ class Output(Protocol):
 
     @property
     def operators(self) -> Sequence[OperatorInfo]:
-        """What manifests say of the output."""
+        """The output as manifests describe it."""
 
     @property
     def unpublished(self) -> int:
@@ -294,7 +294,7 @@ class SinkPlan:
 
     @property
     def system(self) -> str:
-        """What kind of sink it is. Another kind would begin with markers of its own, and publish output twice."""
+        """The kind of the sink. Another kind would begin with markers of its own, and publish output twice."""
         return type(self.sink).__qualname__
 
     def check(self, settings: BackendSettings, job: JobInfo | None, shipments: Shipments) -> None:

@@ -2,8 +2,8 @@
 Publishes the output of checkpoints in the background, oldest first, while the next batches are computed.
 
 Each checkpoint is one Spark job with one task per slot; the next one starts when all slots are published, so that
-records of one key keep their order even if the key moves to another slot. What fails is repeated until it succeeds:
-nothing is lost meanwhile, because the log keeps what is not published. Batches wait while too much is unpublished.
+records of one key keep their order even if the key moves to another slot. A failed publish is repeated until it
+succeeds: nothing is lost meanwhile, because the log keeps unpublished output. Batches wait while too much is left.
 """
 
 from __future__ import annotations

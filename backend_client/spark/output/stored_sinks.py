@@ -18,7 +18,7 @@ def closed_sinks(
     Args:
         latest: The job's newest checkpoint.
         name: Name of the query's sink; empty without one.
-        system: What kind of sink it is.
+        system: The kind of the sink.
         abandoned: Sinks whose unpublished output the user gave up.
 
     Raises:

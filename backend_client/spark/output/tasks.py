@@ -28,7 +28,7 @@ PUBLISHED = "records long"
 
 @dataclass(frozen=True, slots=True)
 class LogReceipt:
-    """What a task logged: the references of its change sets, in order, and the number of rows."""
+    """A task's result: the references of its change sets, in order, and the number of rows."""
 
     refs: list[ChangeSetRef]
     rows: int

@@ -57,7 +57,7 @@ class RowCalls:
         preemptive_bytes: Changes of at least this size are sent between two keys.
         timing: Set unless the time mode is None.
         initial: Set in the batch whose rows include the operator's initial state.
-        portion: The length of the output lists; whoever converts them measures them.
+        portion: The length of the output lists; the caller that converts them measures them.
         take: Takes what the processor yields, one by one: it may change the same object and yield it again.
         upcoming: Records timers that are due later.
     """

@@ -21,7 +21,7 @@ async def list_checkpoints(job: JobName, parts: ServiceParts) -> list[Checkpoint
 
 @router.get("/{checkpoint_id}")
 async def show_checkpoint(job: JobName, checkpoint_id: CheckpointId, parts: ServiceParts) -> dict[str, Any]:
-    """One checkpoint with the handles of what it added."""
+    """Return one checkpoint, with the handles that it added."""
     manifest = await parts.catalog.checkpoint(job, checkpoint_id)
     handles = [handle.to_dict() for handle in manifest.segments]
     info = manifest.info()
@@ -41,7 +41,7 @@ async def show_checkpoint(job: JobName, checkpoint_id: CheckpointId, parts: Serv
 
 @router.post("/{checkpoint_id}/begin")
 async def begin(job: JobName, checkpoint_id: CheckpointId, body: EpochRequest, parts: ServiceParts) -> BeginResponse:
-    """Start a checkpoint; what was received for an earlier try at it is forgotten."""
+    """Start a checkpoint; change sets of earlier tries at it are forgotten."""
     return BeginResponse(parts.service_id, await parts.checkpointer.begin(job, checkpoint_id, body.epoch))
 
 
@@ -61,6 +61,6 @@ async def complete(
 
 @router.post("/{checkpoint_id}/abort", status_code=status.HTTP_204_NO_CONTENT)
 async def abort(job: JobName, checkpoint_id: CheckpointId, body: EpochRequest, parts: ServiceParts, acts: Acts) -> None:
-    """Give a checkpoint up."""
+    """Abort a checkpoint; its change sets are forgotten."""
     await parts.checkpointer.abort(job, checkpoint_id, body.epoch)
     acts.record("abort", job, checkpoint_id=checkpoint_id)

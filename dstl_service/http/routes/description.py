@@ -6,7 +6,7 @@ from typing import Any
 
 from fastapi import FastAPI
 
-from dstl_service.access.rights import OPEN_PATHS
+from dstl_service.access.rights import PUBLIC_PATHS
 
 
 def describe_access(app: FastAPI) -> None:
@@ -17,7 +17,7 @@ def describe_access(app: FastAPI) -> None:
         made = make()
         made.setdefault("components", {})["securitySchemes"] = {"token": {"type": "http", "scheme": "bearer"}}
         made["security"] = [{"token": []}]
-        for path in OPEN_PATHS:
+        for path in PUBLIC_PATHS:
             for operation in made["paths"][path].values():
                 operation["security"] = []
         return made

@@ -29,20 +29,20 @@ _OperatorName = Annotated[str, Path(pattern=NAME_PATTERN, description="Name of t
 
 @router.get("/health")
 async def health() -> dict[str, str | int]:
-    """The process is alive; asks nothing of the storage."""
+    """Answer if the process runs; the storage is not asked."""
     return {"status": "alive", "pid": os.getpid()}
 
 
 @router.get("/ready")
 async def ready(parts: ServiceParts) -> dict[str, str]:
-    """The storage can be written; 503 or 400 with the reason if it cannot."""
+    """Answer if the storage can be written; else 503 or 400 with the reason."""
     await parts.check_storage()
     return {"status": "ready"}
 
 
 @router.get("/v1/info")
 async def info(request: Request, parts: ServiceParts) -> ServiceInfo:
-    """Who answers here, and for which storage."""
+    """Describe the service that answers, and its storage."""
     settings = request.app.state.settings
     return ServiceInfo(
         service_id=parts.service_id,
@@ -63,7 +63,7 @@ async def metrics(parts: ServiceParts) -> Response:
 
 @router.post("/v1/jobs/{job}/garbage-collection")
 async def collect_garbage(job: JobName, parts: ServiceParts, acts: Acts, dry_run: bool = True) -> GarbageReport:
-    """Report segment objects that no checkpoint names and that are old enough; delete them with `dry_run` false."""
+    """List the objects that no checkpoint names and that are old enough; delete them if `dry_run` is false."""
     report = await parts.background_work.collect(await parts.jobs.stored(job), dry_run=dry_run)
     if not dry_run:
         acts.record("collect garbage", job)

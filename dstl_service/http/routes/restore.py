@@ -5,14 +5,14 @@ from __future__ import annotations
 from collections.abc import AsyncIterator, Callable, Iterator
 from typing import Annotated
 
-from fastapi import APIRouter, Query, Request, Response
+from fastapi import APIRouter, Query, Response
 from fastapi.responses import StreamingResponse
 from prometheus_client import Gauge
 from pydantic import BaseModel, Field
 from starlette.types import Receive, Scope, Send
 
 from dstl_service.composition import Parts
-from dstl_service.http.requests import IN_DIGITS, JobName, ServiceParts
+from dstl_service.http.requests import ANSWERED_BEFORE, IN_DIGITS, JobName, ServiceParts
 from dstl_service.http.task_requests import RestoreRequest
 from dstl_service.materialization.pending import Offer
 from dstl_service.restore.plan import RestorePlan
@@ -55,34 +55,34 @@ class _RestoreParameters(BaseModel):
 
 
 @router.get("/restore", response_class=StreamingResponse, responses={200: {"content": {_MEDIA_TYPE: {}}}})
-async def restore(
-    job: JobName, parts: ServiceParts, request: Request, _declared: Annotated[_RestoreParameters, Query()]
-) -> Response:
+async def restore(job: JobName, declared: Annotated[_RestoreParameters, Query()]) -> Response:
     """
-    Stream what leads a table of these key groups from version `have` (none: empty) to checkpoint `to`.
+    Stream the state and changes that bring a table of these key groups from version `have` to checkpoint `to`.
+
+    Without `have`, the table is empty.
 
     Frames, in this order:
 
     - ``plan``: with ``full`` true, empty the table first. With ``materialize`` true, make a snapshot of the table when
-      it stands at the checkpoint, and post it to ``materializations``. ``materialized``: what to report to the driver
-      of the table's snapshot, the announcement of one or the handle of a stored one, or null.
+      it is at the checkpoint, and post it to ``materializations``. ``materialized`` is the report to the driver about
+      the table's snapshot: the announcement of one, the handle of a stored one, or null.
     - for each materialization that counts one ``snapshot``, then its files, each as one or more ``file``: verify them
       against their checksum, take the key groups ``counted``.
     - one ``segment`` per change set, in the order in which they must be applied; only its key groups ``counted``.
     - ``end``.
 
-    With `output` true, `operator` is a sink: the segments are what it has to publish, without materializations.
+    With `output` true, `operator` is a sink: the segments are its unpublished output, without materializations.
 
-    Instead of the rest there may be one ``error``; or one ``gone``: what led from `have` was deleted with checkpoints
-    that were subsumed, so the table must be emptied and everything asked for.
+    Instead of the rest there may be one ``error``, or one ``gone``: the changes after `have` were deleted with subsumed
+    checkpoints, so the table must be emptied and restored as a whole.
     """
-    return await answer_restore(parts, job, RestoreRequest.parse(request.scope["query_string"]))
+    raise NotImplementedError(ANSWERED_BEFORE)
 
 
 @router.post("/read", response_class=StreamingResponse, responses={200: {"content": {_MEDIA_TYPE: {}}}})
 async def read(job: JobName, body: ReadRequest, parts: ServiceParts) -> Response:
     """
-    Give change sets back whose checkpoint does not exist yet, to who goes on from them.
+    Return change sets of a checkpoint that does not exist yet.
 
     Frames: one ``segment`` for each, in the order of the request, then ``end``; or one ``error``.
     """
@@ -99,8 +99,9 @@ def _set_frames(sets: Iterator[tuple[ChangeSetId, int, BytesLike]]) -> Iterator[
     yield write_frame(EndFrame())
 
 
-async def answer_restore(parts: Parts, job: str, request: RestoreRequest) -> Response:
+async def answer_restore(parts: Parts, request: RestoreRequest) -> Response:
     """Return the answer to a restore: a stream, or one piece if it is small."""
+    job = request.job
     plan, offer = await parts.restores.plan(
         job,
         request.operator,

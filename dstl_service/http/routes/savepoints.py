@@ -33,6 +33,6 @@ async def create_savepoint(
 
 @router.delete("/{savepoint}", status_code=status.HTTP_204_NO_CONTENT)
 async def delete_savepoint(job: JobName, savepoint: _SavepointName, parts: ServiceParts, acts: Acts) -> None:
-    """Delete a savepoint; what only it named is deleted by the next garbage collection."""
+    """Delete a savepoint; the next garbage collection deletes the objects that only it named."""
     await parts.catalog.delete_savepoint(job, savepoint)
     acts.record("delete savepoint", job, savepoint=savepoint)

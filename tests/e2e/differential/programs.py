@@ -52,14 +52,14 @@ def chain(stream: DataFrame, run: int) -> Any:
     return regrouped.transformWithState(Closing(5), output, "Append", "EventTime")
 
 
-def behind_window(stream: DataFrame, run: int) -> Any:
+def after_window(stream: DataFrame, run: int) -> Any:
     """Run an operator after Spark's own window sums, whose rows are as old as the watermark that ends them."""
     windows = stream.withWatermark("t", "2 seconds").groupBy("k", F.window("t", "5 seconds"))
     sums = windows.agg(F.sum("n").alias("n")).select("k", F.window_time("window").alias("t"), "n")
     return sums.groupBy("k").transformWithState(Closing(3), "k string, t timestamp, n long", "Append", "EventTime")
 
 
-def behind_join(stream: DataFrame, run: int) -> Any:
+def after_join(stream: DataFrame, run: int) -> Any:
     """Run an operator after Spark's own outer join, which holds rows back for longer than the watermark does."""
     left = stream.where(f"k = '{CLOCK}' or op % 2 = 0").withWatermark("t", "7 seconds")
     right = stream.where(f"k = '{CLOCK}' or op % 2 = 1").selectExpr("k as other", "n as more", "t as later")

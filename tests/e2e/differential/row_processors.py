@@ -272,7 +272,7 @@ PROCESSORS: dict[str, type[StatefulProcessor]] = {
     "lists": Lists,
     "maps": Maps,
     "several-states": Several,
-    "cleared-and-anew": Rounds,
+    "cleared-and-refilled": Rounds,
     "deduplication": Deduplication,
     "top-k": TopK,
     "running-statistics": Statistics,

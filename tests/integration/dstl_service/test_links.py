@@ -343,7 +343,7 @@ def test_another_certificate_is_not_trusted(start: Callable[[], ServiceProcess])
 
 
 def test_request_over_a_link_calls_no_address(start: Callable[[], ServiceProcess]) -> None:
-    """Whoever has a job's token cannot have the coordinator send its own token to an address."""
+    """A process with a job's token cannot have the coordinator send its own token to an address."""
     coordinator = start()
     job = JobDriver(client_of(coordinator))
     address = links_of(job)

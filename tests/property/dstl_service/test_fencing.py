@@ -119,7 +119,7 @@ class Fencing(RuleBasedStateMachine):
             assert older <= before
 
     def checkpoints(self) -> list[Manifest]:
-        """Return all manifests that are no fences, in the order of their places."""
+        """Return all manifests that are not fences, in the order of their places."""
         keys = [info.key for info in self.store.list("job/checkpoints/")]
         for key in keys:
             if key not in self.decoded:

@@ -28,6 +28,23 @@ PATIENT = UploadSettings(timeout_ms=10_000, attempts_max=2, delay_after_error_ms
 SMALL = BatchSettings(delay_ms=1, size_bytes=1000, in_flight_bytes_max=2000)
 
 
+def scope_of_post(path: str, headers: list[tuple[bytes, bytes]], query: bytes = b"") -> dict[str, Any]:
+    """Return the ASGI scope of a POST."""
+    return {
+        "type": "http",
+        "asgi": {"version": "3.0"},
+        "http_version": "1.1",
+        "method": "POST",
+        "scheme": "http",
+        "path": path,
+        "raw_path": path.encode(),
+        "query_string": query,
+        "headers": headers,
+        "client": ("test", 1),
+        "server": ("test", 1),
+    }
+
+
 class Life:
     """Sends the requests of one job to one service process."""
 
@@ -79,19 +96,7 @@ class Life:
         self, path: str, query: bytes, headers: list[tuple[bytes, bytes]], receive: Receive, send: Send
     ) -> None:
         """Pass a POST directly to the application, whose body and answer go through these functions."""
-        scope = {
-            "type": "http",
-            "asgi": {"version": "3.0"},
-            "http_version": "1.1",
-            "method": "POST",
-            "scheme": "http",
-            "path": path,
-            "raw_path": path.encode(),
-            "query_string": query,
-            "headers": [(b"content-type", b"application/octet-stream"), *headers],
-            "client": ("test", 1),
-            "server": ("test", 1),
-        }
+        scope = scope_of_post(path, [(b"content-type", b"application/octet-stream"), *headers], query)
         self.portal.call(self.client.app, scope, receive, send)
 
     def append(self, payload: bytes = b"payload", **changes: Any) -> dict[str, Any]:

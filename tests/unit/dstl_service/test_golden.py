@@ -19,10 +19,10 @@ import pytest
 from dstl_service.formats.checkpoint_record import (
     CheckpointRecord,
     NotedSet,
-    decode_note,
-    encode_note,
-    note_of,
-    note_of_rewind,
+    decode_record,
+    encode_record,
+    record_of,
+    record_of_rewind,
 )
 from dstl_service.formats.keys import EpochRecord, Place, Rewind, decode_job, encode_job
 from dstl_service.formats.manifest import Manifest, ManifestKind, StateView, decode_manifest, encode_manifest
@@ -65,8 +65,8 @@ MANIFESTS = {"manifest-delta": DELTA, "manifest-complete": COMPLETE, "manifest-f
 REF = ChangeSetRef("op", 7, 3, 7, 0, 1, 6, "service", "http://host:1", checksum="0123456789abcdef")
 REQUEST = CompleteRequest(3, "uid", BASE, [REF, replace(REF, sqn=2, checksum=None)], list(DELTA.operators))
 RECORDS = {
-    "record-delta": note_of("job", "job-uid", 128, 7, REQUEST, None),
-    "record-complete": note_of(
+    "record-delta": record_of("job", "job-uid", 128, 7, REQUEST, None),
+    "record-complete": record_of(
         "job",
         "job-uid",
         128,
@@ -74,7 +74,7 @@ RECORDS = {
         replace(REQUEST, query_id="query", offsets='{"batch":"ü"}', closed_ms=5),
         StateView(COMPLETE.materializations, list(COMPLETE.earlier)),
     ),
-    "record-rewind": note_of_rewind("job", 128, COMPLETE),
+    "record-rewind": record_of_rewind("job", 128, COMPLETE),
 }
 
 EPOCHS = {
@@ -101,9 +101,9 @@ def test_manifest_is_golden(name: str) -> None:
 @pytest.mark.parametrize("name", RECORDS)
 def test_checkpoint_record_is_golden(name: str) -> None:
     """A checkpoint's note has the same bytes as ever, and is read from them."""
-    compare(f"{name}.json", encode_note(RECORDS[name]))
+    compare(f"{name}.json", encode_record(RECORDS[name]))
 
-    assert decode_note((GOLDEN / f"{name}.json").read_bytes(), name) == RECORDS[name]
+    assert decode_record((GOLDEN / f"{name}.json").read_bytes(), name) == RECORDS[name]
 
 
 @pytest.mark.parametrize("name", EPOCHS)

@@ -1,4 +1,4 @@
-"""What an offsets entry says of the sources."""
+"""The sources' offsets, read from an offsets entry."""
 
 from __future__ import annotations
 

@@ -52,7 +52,7 @@ def test_answer_equals_manual_computation() -> None:
 
 @pytest.mark.parametrize(("count", "expected"), [(1, 0), (19, 18), (20, 18), (21, 19), (100, 94), (101, 95)])
 def test_percentile_has_nearest_rank(count: int, expected: Any) -> None:
-    """Of n delays 0..n-1 the 95th percentile has rank ceil(0.95 n)."""
+    """The 95th percentile of n delays 0..n-1 has rank ceil(0.95 n)."""
     found = answer(flights(*[("EWR", "h1", "IAH", delay) for delay in range(count)]), HOURS)
 
     assert found["p95_delay"].to_list() == [expected]

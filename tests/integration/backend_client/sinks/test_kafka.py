@@ -157,7 +157,7 @@ def _publish_and_die(sink: KafkaSink, slot: Slot, step: str) -> None:
 
 @pytest.mark.parametrize("step", ["before the commit", "after the commit"])
 def test_killed_publisher(broker: KafkaBroker, sink: KafkaSink, slot: Slot, step: str) -> None:
-    """What it had not committed is never seen; what it had is known by the marker."""
+    """Uncommitted records are never seen; the marker tells the committed ones."""
     process = multiprocessing.get_context("spawn").Process(target=_publish_and_die, args=(sink, slot, step))
     process.start()
     process.join(60)
@@ -307,7 +307,7 @@ def test_options_are_checked(broker: KafkaBroker, slot: Slot, option: str) -> No
 
 
 def test_missing_rights_are_named_and_mended(slot: Slot, monkeypatch: pytest.MonkeyPatch) -> None:
-    """What the sink's user lacks is named one after the other, at the start and while publishing."""
+    """Each right that the sink's user lacks is named, one after the other, at the start and while publishing."""
     monkeypatch.setattr(kafka_check, "_TIMEOUT_S", 5.0)
     slots = [replace(slot, number=0), slot]
     with KafkaBroker(partitions=2, settings=with_users(writer="right")) as own:
@@ -369,7 +369,7 @@ def test_secrets_are_not_shown(broker: KafkaBroker) -> None:
 
 
 def test_a_later_job_of_the_name_begins_anew(sink: KafkaSink, slot: Slot) -> None:
-    """Markers of a deleted job say nothing of what its successor has published, and it finds its own behind them."""
+    """Markers of a deleted job say nothing of what its successor has published, and it finds its own after them."""
     publish(sink, slot, 7, "a1")
     later = replace(slot, job_uid="other")
     assert last(sink, later) is None

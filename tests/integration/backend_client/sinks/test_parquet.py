@@ -174,7 +174,7 @@ def test_published_files_may_be_deleted(sink: ParquetSink) -> None:
 
 
 def test_the_check_is_not_seen(sink: ParquetSink, stores: list[CountingStore]) -> None:
-    """What tries the store writes only where readers do not look."""
+    """The check of the store writes only where readers do not look."""
     sink.check(COLUMNS, [SLOT])
     assert stores[0].url.endswith("/out/_dstl") or stores[0].url.endswith("/out%20folder/_dstl")
     assert stores[0].calls["check_writable"] == 1
@@ -333,7 +333,7 @@ def test_suspended_publishers_change_nothing_later(sink: ParquetSink, step: str)
 
 
 def test_wide_files(sink: ParquetSink) -> None:
-    """The marker is found behind a footer of any length."""
+    """The marker is found in a footer of any length."""
     wide = pa.schema({f"column {number} {'x' * 100}": pa.int64() for number in range(2000)})
     publisher = sink.open(SLOT)
     publisher.publish([pa.RecordBatch.from_pylist([{wide.names[0]: 1}], schema=wide)], marker(0))
@@ -349,7 +349,7 @@ def test_foreign_files_are_errors(sink: ParquetSink) -> None:
 
 
 def test_columns_are_checked(sink: ParquetSink) -> None:
-    """What Parquet cannot store is found at the start."""
+    """Types that Parquet cannot store are found at the start."""
     with pytest.raises(InvalidInputError, match="cannot be stored as Parquet"):
         sink.check(pa.schema({"d": pa.month_day_nano_interval()}), [SLOT])
 

@@ -90,7 +90,7 @@ def rows(sink: PostgresSink) -> list[tuple[Any, ...]]:
 
 
 def test_rows_and_marker_are_one_transaction(sink: PostgresSink, slot: Slot) -> None:
-    """What fails leaves nothing; the marker is the newest published one."""
+    """A failed publish leaves nothing; the marker is the newest published one."""
     assert last(sink, slot) is None
     assert publish(sink, slot, 0, batch(a=1), batch(b=2)) == 2
     assert publish(sink, slot, 1) == 0
@@ -145,7 +145,7 @@ def test_suspended_process_holds_nobody_up(sink: PostgresSink, slot: Slot) -> No
 
 
 def test_upsert_and_delete(server: PostgresServer, table: str, slot: Slot) -> None:
-    """Of a key's rows in one batch, and over batches, the last one counts; a flag deletes."""
+    """The last of a key's rows counts, in one batch and over batches; a flag deletes."""
     columns = pa.schema({"k": pa.string(), "v": pa.int64(), "gone": pa.bool_()})
     sink = PostgresSink(server.conninfo, table, key=("k",), delete_when="gone")
     sink.check(columns, [slot])
@@ -278,7 +278,7 @@ def test_start_is_checked(
     ],
 )
 def test_table_is_checked(server: PostgresServer, slot: Slot, definition: str, message: str) -> None:
-    """What would fail with each publish, or lose rows with a crash, is refused at the start."""
+    """A table with which each publish would fail, or a crash lose rows, is refused at the start."""
     name = f"bad{next(_numbers)}"
     with psycopg.connect(server.conninfo) as connection:
         connection.execute(f"create {definition.format(name)}")

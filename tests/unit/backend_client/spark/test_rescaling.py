@@ -94,7 +94,7 @@ def test_present_number_withdraws_a_request() -> None:
 
 
 def test_requests_of_an_administrator_count_once(caplog: pytest.LogCaptureFixture) -> None:
-    """What each begin repeats is requested once; a later request of the program itself then wins."""
+    """A request that each begin repeats counts once; a later request of the program itself then wins."""
     prepare = Preparation()
     prepare.may_go_on.release(100)
     rescaling = Rescaling(INFOS, 128, prepare)

@@ -195,7 +195,7 @@ class TestRowFactory:
             getattr(self.ROW, name)
 
     def test_first_of_equal_names_is_read(self) -> None:
-        """Of two columns with one name, the first is read by name, as in Spark's rows."""
+        """If two columns have one name, the first is read by name, as in Spark's rows."""
         assert row_factory(["a", "a"])([1, 2]).a == Row("a", "a")(1, 2).a == 1
 
 

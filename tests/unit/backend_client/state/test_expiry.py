@@ -10,31 +10,25 @@ import pytest
 from backend_client.state.codec import ValueCodec
 from backend_client.state.expiry import EXPIRY, ExpiringValue, Expiry, check_ttl, remove_expired
 from backend_client.state.keyed_collections import ListVariable, MapVariable
-from backend_client.state.keyed_state import KeyedState, ValueVariable
+from backend_client.state.keyed_state import ValueVariable
 from backend_client.table.state_table import StateTable
 from storage.errors import InvalidInputError
-from storage.key_groups import KeyGroupRange
 from tests.unit.backend_client.schemas import schema
+from tests.unit.backend_client.state.partition import BOB, Partition, empty_partition
 
 NUMBERS = ValueCodec(schema(number="long"), "numbers")
-ANN, BOB = b"\x91\xa3ann", b"\x91\xa3bob"
 
 
-class Batches:
-    """One partition: the tasks of consecutive batches, with the table brought to the base before each."""
+class Batches(Partition):
+    """A partition with a value, a list and a map that have a TTL."""
 
     def __init__(self, table: StateTable) -> None:
-        self.table = table
-        self.state: KeyedState
-        self.batch = -1
+        super().__init__(table)
         self.next(0)
 
     def next(self, timestamp_ms: int, ttl_ms: int | None = 100, *, remove: int = 0) -> None:
         """Commit the batch's changes and start the next batch at a time; remove up to this many expired entries."""
-        if self.batch >= 0:
-            self.table.advance(self.state.take_changes().items(), f"{self.batch}.0.u")
-        self.batch += 1
-        state = self.state = KeyedState(self.table.get, KeyGroupRange(0, 9), self.table.scan, self.batch, timestamp_ms)
+        state = self.next_state(timestamp_ms)
         self.removed = remove_expired(state, 3, remove)
         self.value = ValueVariable(state, 1, NUMBERS)
         expiry = None if ttl_ms is None else Expiry(state, ttl_ms)
@@ -42,11 +36,6 @@ class Batches:
             self.value = ExpiringValue(state, 1, NUMBERS, expiry)
         self.numbers = ListVariable(state, 2, NUMBERS, expiry)
         self.ages = MapVariable(state, 3, NUMBERS, NUMBERS, expiry=expiry)
-        self.at(ANN)
-
-    def at(self, key: bytes) -> None:
-        """Select a key."""
-        self.state.key_group, self.state.key = 3, bytes(bytearray(key))
 
     def content(self) -> tuple[object, list[int], dict[int, int]]:
         """Return the current key's value, list and map."""
@@ -62,9 +51,8 @@ class Batches:
 @pytest.fixture
 def batches(tmp_path: Path) -> Iterator[Batches]:
     """Return a partition with an empty table."""
-    table = StateTable.open(tmp_path)
-    yield Batches(table)
-    table.close()
+    with empty_partition(Batches, tmp_path) as partition:
+        yield partition
 
 
 def test_every_entry_ends_by_itself(batches: Batches) -> None:

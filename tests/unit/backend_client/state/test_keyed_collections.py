@@ -16,33 +16,24 @@ from backend_client.table.state_table import StateTable
 from storage.errors import CorruptDataError, InvalidInputError
 from storage.key_groups import KeyGroupRange
 from tests.unit.backend_client.schemas import schema
+from tests.unit.backend_client.state.partition import Partition, empty_partition
 
 NUMBERS = ValueCodec(schema(number="long"), "numbers")
 NAMES = ValueCodec(schema(name="string"), "names")
 
 
-class Batches:
-    """One partition: the tasks of consecutive batches, with the table brought to the base before each."""
+class Batches(Partition):
+    """A partition with a list and a map."""
 
     def __init__(self, table: StateTable) -> None:
-        self.table = table
-        self.state: KeyedState
-        self.batch = -1
+        super().__init__(table)
         self.next()
 
     def next(self) -> None:
         """Commit the batch's changes and start the next batch."""
-        if self.batch >= 0:
-            self.table.advance(self.state.take_changes().items(), f"{self.batch}.0.u")
-        self.batch += 1
-        self.state = KeyedState(self.table.get, KeyGroupRange(0, 9), self.table.scan, self.batch)
-        self.numbers = ListVariable(self.state, 1, NUMBERS)
-        self.ages = MapVariable(self.state, 2, NAMES, NUMBERS)
-        self.at(b"\x91\xa3ann")
-
-    def at(self, key: bytes, key_group: int = 3) -> None:
-        """Select a key."""
-        self.state.key_group, self.state.key = key_group, bytes(bytearray(key))
+        state = self.next_state()
+        self.numbers = ListVariable(state, 1, NUMBERS)
+        self.ages = MapVariable(state, 2, NAMES, NUMBERS)
 
     def list(self) -> list[Any]:
         """Return the current key's list, as plain numbers."""
@@ -56,9 +47,8 @@ class Batches:
 @pytest.fixture
 def batches(tmp_path: Path) -> Iterator[Batches]:
     """Return a partition with an empty table."""
-    table = StateTable.open(tmp_path)
-    yield Batches(table)
-    table.close()
+    with empty_partition(Batches, tmp_path) as partition:
+        yield partition
 
 
 def test_elements_keep_their_order(batches: Batches) -> None:

@@ -7,44 +7,29 @@ from pathlib import Path
 
 import pytest
 
-from backend_client.state.keyed_state import KeyedState
 from backend_client.state.timers import Timers, Upcoming, due_timers
 from backend_client.table.state_table import StateTable
 from storage.errors import InvalidInputError
-from storage.key_groups import KeyGroupRange
-
-ANN, BOB = b"\x91\xa3ann", b"\x91\xa3bob"
+from tests.unit.backend_client.state.partition import ANN, BOB, Partition, empty_partition
 
 
-class Batches:
-    """One partition: the tasks of consecutive batches, with the table brought to the base before each."""
+class Batches(Partition):
+    """A partition with timers."""
 
     def __init__(self, table: StateTable) -> None:
-        self.table = table
-        self.state: KeyedState
-        self.batch = -1
+        super().__init__(table)
         self.next()
 
     def next(self, until_ms: int = 0) -> None:
         """Commit the batch's changes and start the next batch, in which timers up to a time are due."""
-        if self.batch >= 0:
-            self.table.advance(self.state.take_changes().items(), f"{self.batch}.0.u")
-        self.batch += 1
-        self.state = KeyedState(self.table.get, KeyGroupRange(0, 9), self.table.scan, self.batch)
-        self.timers = Timers(self.state, until_ms)
-        self.at(ANN)
-
-    def at(self, key: bytes, key_group: int = 3) -> None:
-        """Select a key."""
-        self.state.key_group, self.state.key = key_group, bytes(bytearray(key))
+        self.timers = Timers(self.next_state(), until_ms)
 
 
 @pytest.fixture
 def batches(tmp_path: Path) -> Iterator[Batches]:
     """Return a partition with an empty table."""
-    table = StateTable.open(tmp_path)
-    yield Batches(table)
-    table.close()
+    with empty_partition(Batches, tmp_path) as partition:
+        yield partition
 
 
 def test_timers_are_listed_by_time_over_batches(batches: Batches) -> None:

@@ -295,7 +295,7 @@ def test_task_that_opens_its_table_cleans_up(tables: Path, caplog: pytest.LogCap
 
 @pytest.mark.parametrize("folder", ["t", "job/op/00000-00001", "tables/job/op/00000-00001"])
 def test_other_folders_are_left_alone(tmp_path: Path, folder: str) -> None:
-    """I16: nothing is removed outside a host's folder of tables, and an unreadable folder is no failure."""
+    """I16: nothing is removed outside a host's folder of tables, and an unreadable folder is not a failure."""
     slot = made(tmp_path / "other" / "job" / "00000-00001", age_s=2 * IDLE_S)
     remove_idle_slots(tmp_path / folder)
     remove_idle_slots(Path("relative"))

@@ -8,31 +8,10 @@ from typing import Any
 
 import pytest
 from pyspark.sql import Row
-from pyspark.sql.streaming import StatefulProcessor
 
 from backend_client import StateTester
 from storage.errors import InvalidInputError
-
-
-class Purchases(StatefulProcessor):
-    """Counts rows, keeps the amounts in a list and the last amount by article in a map."""
-
-    def init(self, handle: Any) -> None:
-        self.count = handle.getValueState("count", "n int")
-        self.amounts = handle.getListState("amounts", "amount double")
-        self.last = handle.getMapState("last", "article string", "amount double")
-
-    def handleInputRows(self, key: Any, rows: Iterator[Row], timerValues: Any) -> Iterator[Row]:
-        n = (self.count.get() or (0,))[0]
-        for row in rows:
-            n += 1
-            self.amounts.appendValue((row.amount,))
-            self.last.updateValue((row.article,), (row.amount,))
-        self.count.update((n,))
-        yield Row(key=key[0], n=n, total=sum(amount for (amount,) in self.amounts.get()))
-
-    def close(self) -> None:
-        pass
+from tests.unit.backend_client.testing.purchases import Purchases
 
 
 class OutOfPlace(Purchases):

@@ -34,7 +34,7 @@ def test_nothing_but_sets_is_a_delta() -> None:
     made = BUILDER.manifest(planned, handles_of([segment(checkpoint_id=7)]), None, 5)
 
     assert (made.kind, made.earlier, made.base, len(made.segments)) == (ManifestKind.DELTA, (), REF, 1)
-    assert planned.note.start is None
+    assert planned.record.start is None
 
 
 def test_taken_snapshot_makes_a_complete_manifest() -> None:
@@ -43,14 +43,14 @@ def test_taken_snapshot_makes_a_complete_manifest() -> None:
     made = BUILDER.manifest(planned, [], None, 5)
 
     assert (made.kind, made.materializations, made.earlier) == (ManifestKind.COMPLETE, (TAKEN,), (LOG[1],))
-    assert planned.note.start == StateView((TAKEN,), [LOG[1]])
+    assert planned.record.start == StateView((TAKEN,), [LOG[1]])
 
 
 def test_compaction_makes_a_complete_manifest() -> None:
     """A compaction that fits replaces parts of the log; one that is under way is listed."""
     planned = BUILDER.plan(7, REQUEST, BASE, Reported(), lambda view, _: (replace(view, log=LOG[1:]), ("next",)))
 
-    assert planned.note.start == StateView((), LOG[1:])
+    assert planned.record.start == StateView((), LOG[1:])
     assert planned.under_way == UnderWay((), ("next",))
 
 
@@ -59,7 +59,7 @@ def test_complete_manifest_is_due_now_and_then() -> None:
     base = replace(BASE, ref=CheckpointRef(COMPLETE_EVERY - 1, 0, "base"))
     request = replace(REQUEST, base=base.ref)
 
-    assert BUILDER.plan(COMPLETE_EVERY, request, base, Reported(), unchanged).note.start == BASE.state
+    assert BUILDER.plan(COMPLETE_EVERY, request, base, Reported(), unchanged).record.start == BASE.state
 
 
 def test_announced_snapshots_are_listed() -> None:
@@ -74,7 +74,7 @@ def test_announced_snapshots_are_listed() -> None:
 def test_note_is_named_only_where_its_object_is_not() -> None:
     """The manifest names the note's object, unless the object also holds one of its change sets."""
     planned = BUILDER.plan(7, REQUEST, BASE, Reported(), unchanged)
-    (note,) = handles_of([planned.segment], "job/segments/host/note.seg")
+    (note,) = handles_of([planned.note], "job/segments/host/note.seg")
 
     assert BUILDER.manifest(planned, LOG, note, 5).note == note
     assert BUILDER.manifest(planned, [note], note, 5).note is None

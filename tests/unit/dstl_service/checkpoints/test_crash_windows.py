@@ -17,7 +17,7 @@ import pytest
 
 from dstl_service.collection.garbage_collector import collect_garbage
 from dstl_service.composition import Parts, compose
-from dstl_service.formats.checkpoint_record import read_note
+from dstl_service.formats.checkpoint_record import read_record
 from dstl_service.formats.manifest import ManifestKind
 from dstl_service.peers.client import PeerClient
 from dstl_service.settings import GcSettings, PeerSettings, ServiceSettings
@@ -138,7 +138,7 @@ def test_ended_try_with_slow_peer_does_not_come_to_exist(end: str) -> None:
             """Report the set and the note as durable."""
             self.asked.set()
             self.released.wait(30)
-            return handles_of([segment(), *([] if note is None else [read_note(job, note).to_segment()])])
+            return handles_of([segment(), *([] if note is None else [read_record(job, note).to_segment()])])
 
     peer = SlowPeer()
 

@@ -122,7 +122,7 @@ def test_dry_run_changes_nothing(store: MemoryStore) -> None:
 
 
 def test_published_output_that_stays_is_told(store: MemoryStore) -> None:
-    """What sinks have published after the target cannot be taken back."""
+    """Output that sinks have published after the target cannot be taken back."""
     driver = QueryDriver(store, 1)
     for _ in range(3):
         driver.complete()
@@ -277,7 +277,7 @@ def test_completed_meanwhile_is_kept(store: MemoryStore) -> None:
 
 
 def test_only_retained_checkpoints(store: MemoryStore) -> None:
-    """I11: a checkpoint that is stored but no longer retained is no target of a rewind: it is about to be deleted."""
+    """I11: a checkpoint that is stored but no longer retained is not a target of a rewind: its deletion is due."""
     driver_of(store, 20)
 
     with pytest.raises(NotFoundError, match="not retained"):

@@ -106,7 +106,7 @@ def test_object_of_vanished_driver_goes() -> None:
 
 
 def test_damaged_orphan_goes() -> None:
-    """An object that is no segment object is deleted once the next checkpoint, or the next epoch, exists (I12)."""
+    """An object that is not a segment object is deleted once the next checkpoint, or the next epoch, exists (I12)."""
     ends: tuple[Callable[[JobHistory], object], ...] = (
         lambda history: history.complete(history.object(1)),
         lambda history: history.jobs.claim("newer"),

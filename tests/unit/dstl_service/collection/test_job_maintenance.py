@@ -143,7 +143,7 @@ def test_savepoint_outlives_its_checkpoint(job: MaintainedJob) -> None:
 
 
 def test_taken_savepoint_name_is_refused(job: MaintainedJob) -> None:
-    """A savepoint is never overwritten; a repeated request for the same checkpoint is no conflict."""
+    """A savepoint is never overwritten; a repeated request for the same checkpoint is not a conflict."""
     job.checkpoint()
     job.checkpoint()
     path = "/v1/jobs/job/savepoints/one"

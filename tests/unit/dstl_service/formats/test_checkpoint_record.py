@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 from dstl_service.collection.garbage_collector import collect_garbage
-from dstl_service.formats.checkpoint_record import CheckpointRecord, NotedSet, decode_note, encode_note, read_note
+from dstl_service.formats.checkpoint_record import CheckpointRecord, NotedSet, decode_record, encode_record, read_record
 from dstl_service.formats.manifest import StateView
 from dstl_service.wire import NOTE_OPERATOR, CheckpointRef, validate_operator
 from storage.errors import CorruptDataError, InvalidInputError
@@ -27,7 +27,7 @@ from tests.unit.dstl_service.http_life import Life, service
 from tests.unit.dstl_service.samples import handles_of, manifest, opened, segment
 
 SNAPSHOT = MaterializationHandle("op", KeyGroupRange(0, 9), 3, "m", "job/materialized/op/m.json", 7)
-NOTE = CheckpointRecord(
+RECORD = CheckpointRecord(
     job="job",
     job_uid="job-uid",
     max_parallelism=128,
@@ -43,24 +43,24 @@ NOTE = CheckpointRecord(
 )
 
 
-def notes_in(store: ObjectStore) -> list[CheckpointRecord]:
+def records_in(store: ObjectStore) -> list[CheckpointRecord]:
     """Return all stored notes in the order of their objects."""
     notes = []
     for info in store.list("job/segments/"):
         for entry in read_index(store, info.key, info.size_bytes):
             if entry.id.operator == NOTE_OPERATOR:
                 payload = read_payload(store, SegmentHandle(info.key, info.size_bytes, entry))
-                notes.append(decode_note(payload, info.key))
+                notes.append(decode_record(payload, info.key))
     return notes
 
 
 @pytest.mark.parametrize(
-    "note", [NOTE, replace(NOTE, base=None, start=None, sets=(), operators=()), replace(NOTE, closed_ms=-7)]
+    "note", [RECORD, replace(RECORD, base=None, start=None, sets=(), operators=()), replace(RECORD, closed_ms=-7)]
 )
 def test_note_survives_round_trip(note: CheckpointRecord) -> None:
     """A note survives encoding and decoding unchanged."""
-    assert decode_note(encode_note(note), "object") == note
-    assert read_note("job", encode_note(note).decode()) == note
+    assert decode_record(encode_record(note), "object") == note
+    assert read_record("job", encode_record(note).decode()) == note
 
 
 @pytest.mark.parametrize(
@@ -71,28 +71,28 @@ def test_note_survives_round_trip(note: CheckpointRecord) -> None:
         b"[]",
         b"{}",
         b"[" * 100_000,
-        encode_note(NOTE)[:-1],
-        encode_note(NOTE).replace(b'"format":1', b'"format":99'),
-        encode_note(NOTE).replace(b'"max_parallelism":128', b'"max_parallelism":0'),
-        encode_note(NOTE).replace(b'"uid":"try"', b'"uid":"../try"'),
-        encode_note(replace(NOTE, closed_ms=7)).replace(b'"closed_ms":7', b'"closed_ms":"7"'),
-        encode_note(NOTE).replace(b'"op",0,7', b'"../op",0,7'),
-        encode_note(NOTE).replace(b'"epoch":3,"base"', b'"epoch":-3,"base"'),
+        encode_record(RECORD)[:-1],
+        encode_record(RECORD).replace(b'"format":1', b'"format":99'),
+        encode_record(RECORD).replace(b'"max_parallelism":128', b'"max_parallelism":0'),
+        encode_record(RECORD).replace(b'"uid":"try"', b'"uid":"../try"'),
+        encode_record(replace(RECORD, closed_ms=7)).replace(b'"closed_ms":7', b'"closed_ms":"7"'),
+        encode_record(RECORD).replace(b'"op",0,7', b'"../op",0,7'),
+        encode_record(RECORD).replace(b'"epoch":3,"base"', b'"epoch":-3,"base"'),
     ],
 )
 def test_damaged_note_is_reported(data: bytes) -> None:
     """I10: a malformed or newer note is an error that names its object; from a peer, it is refused."""
     with pytest.raises(CorruptDataError, match="the-object"):
-        decode_note(data, "the-object")
+        decode_record(data, "the-object")
     with pytest.raises(InvalidInputError):
-        read_note("job", data.decode(errors="replace"))
+        read_record("job", data.decode(errors="replace"))
 
 
 def test_long_note_lets_other_threads_run() -> None:
     """B9: a note is read in pieces, between which other threads run; the garbage collector is off meanwhile."""
     count = 5_000
-    note = replace(NOTE, sets=tuple(NotedSet(segment().id, number) for number in range(count)))
-    data = encode_note(note)
+    note = replace(RECORD, sets=tuple(NotedSet(segment().id, number) for number in range(count)))
+    data = encode_record(note)
     pieces, collections = Counter[str](), Counter[str]()
     parsing = False
 
@@ -110,7 +110,7 @@ def test_long_note_lets_other_threads_run() -> None:
     gc.callbacks.append(collected)
     sys.setprofile(seen)
     try:
-        decoded = decode_note(data, "object")
+        decoded = decode_record(data, "object")
     finally:
         sys.setprofile(None)
         gc.callbacks.remove(collected)
@@ -126,7 +126,7 @@ def test_collections_go_on_behind_broken_notes() -> None:
 
     def read(_: int) -> None:
         with pytest.raises(CorruptDataError):
-            decode_note(b"{}", "object")
+            decode_record(b"{}", "object")
 
     with ThreadPoolExecutor(4) as threads:
         list(threads.map(read, range(20)))
@@ -136,7 +136,7 @@ def test_collections_go_on_behind_broken_notes() -> None:
 def test_note_of_other_job_is_refused() -> None:
     """A peer cannot store one job's note among another job's sets."""
     with pytest.raises(InvalidInputError, match="'job' was sent to job 'other'"):
-        read_note("other", encode_note(NOTE).decode())
+        read_record("other", encode_record(RECORD).decode())
 
 
 @pytest.mark.parametrize("name", [NOTE_OPERATOR, "_notes", ".x", ""])
@@ -170,7 +170,7 @@ def test_note_shares_object(is_flushed: bool) -> None:
 
         assert (answer["objects_written"], store.count("put", "job/segments/*")) == (2, 1)
         assert life.restore(answer["ref"]) == (True, [b"payload"] * 3)
-    (note,) = notes_in(store)
+    (note,) = records_in(store)
     jobs = opened(store)
     assert (note.job_uid, note.max_parallelism) == (jobs.job_uid, jobs.max_parallelism)
     assert (note.uid, note.epoch, note.base, note.offsets) == ("e1c0", 1, None, "offsets")
@@ -191,7 +191,7 @@ def test_changed_request_gets_note_of_its_own() -> None:
         life.persist(flushed)
         life.complete(0, None, completed)
 
-    assert [[noted.id.writer.attempt for noted in note.sets] for note in notes_in(store)] == [[1], [2]]
+    assert [[noted.id.writer.attempt for noted in note.sets] for note in records_in(store)] == [[1], [2]]
 
 
 def test_repeated_try_has_new_note() -> None:
@@ -206,7 +206,7 @@ def test_repeated_try_has_new_note() -> None:
             flush(life, 0, refs[-1], uid=f"try{attempt}")
         life.complete(0, None, refs[-1], uid="try2")
 
-    assert notes_in(store)[-1].uid == "try2"
+    assert records_in(store)[-1].uid == "try2"
 
 
 def test_note_of_empty_checkpoint_is_kept() -> None:
@@ -230,7 +230,7 @@ def test_note_of_complete_manifest_names_all() -> None:
         base = None
         for checkpoint_id in range(23):
             base = life.complete(checkpoint_id, base, life.append(checkpoint_id=checkpoint_id))
-    starts = {note.checkpoint_id: note.start for note in notes_in(store)}
+    starts = {note.checkpoint_id: note.start for note in records_in(store)}
 
     assert [checkpoint_id for checkpoint_id, start in starts.items() if start is not None] == [0, 20]
     assert starts[20] is not None

@@ -109,7 +109,7 @@ def test_newer_format_is_refused() -> None:
     ],
 )
 def test_strange_content_is_corrupt(changes: dict[str, object]) -> None:
-    """I10: a document that is no manifest is reported as damaged, although its checksum fits."""
+    """I10: a document that is not a manifest is reported as damaged, although its checksum fits."""
     with pytest.raises(CorruptDataError, match="key"):
         decode_manifest(rewritten(**changes), "key")
 

@@ -1,8 +1,9 @@
-"""The fast path of appends and restores: which requests it accepts, what it answers, and what the routes refuse."""
+"""The fast path of appends and restores: which requests it answers, and how."""
 
 from __future__ import annotations
 
 import asyncio
+from contextlib import suppress
 from typing import Any
 from urllib.parse import quote
 
@@ -10,7 +11,9 @@ import pytest
 from starlette.types import Receive, Scope, Send
 
 from dstl_service.http.routes.fast_path import FastPath
+from dstl_service.http.task_requests import AppendRequest
 from storage.checksum import checksum64
+from storage.errors import InvalidInputError
 from storage.memory_store import MemoryStore
 from tests.unit.dstl_service.http_life import Life, service
 from tests.unit.dstl_service.http_life import text as ref_text
@@ -39,19 +42,17 @@ def send(life: Life, payload: bytes = PAYLOAD, **changes: Any) -> Any:
     return life.client.post(f"{life.path}/change-sets", params={**QUERY, **changes}, content=payload)
 
 
-def way_of(query: str, path: str = "/v1/jobs/job/change-sets", method: str = "POST") -> str:
-    """Return which path a request takes."""
-    taken = []
+def is_passed_on(path: str, method: str, query: str = "") -> bool:
+    """Return whether a request is left to the routes after the fast path."""
+    passed: list[Scope] = []
 
     async def application(scope: Scope, receive: Receive, send: Send) -> None:
-        taken.append("route")
+        passed.append(scope)
 
     scope = {"type": "http", "method": method, "path": path, "query_string": query.encode()}
-    try:
+    with suppress(KeyError):  # there is no application in the scope whose service could be asked
         asyncio.run(FastPath(application)(scope, None, None))  # type: ignore[arg-type]  # neither is called
-    except KeyError:  # there is no application in the scope whose service could be asked
-        taken.append("short")
-    return taken[0]
+    return bool(passed)
 
 
 def text_of(query: dict[str, Any]) -> str:
@@ -59,57 +60,87 @@ def text_of(query: dict[str, Any]) -> str:
     return "&".join(f"{name}={value}" for name, value in query.items())
 
 
-class TestWhichWay:
-    """Which requests are in the client's own form, and which are left to the route."""
+class TestWhichRequests:
+    """The fast path answers each append and each restore, whatever its parameters, and nothing else."""
 
-    def test_form_of_client_is_short(self) -> None:
-        """Parameters in any order, with or without the optional one, take the fast path."""
-        assert way_of(text_of(QUERY)) == way_of(text_of(dict(reversed(QUERY.items())))) == "short"
-        assert way_of(text_of(QUERY).removesuffix("&preemptive=false")) == "short"
+    @pytest.mark.parametrize(("what", "method"), [("change-sets", "POST"), ("restore", "GET")])
+    @pytest.mark.parametrize("job", ["job", ".job", "x" * 200])
+    @pytest.mark.parametrize("query", ["", "operator=%2f", text_of(QUERY)])
+    def test_both_are_answered(self, what: str, method: str, job: str, query: str) -> None:
+        """A request of one of the two kinds never reaches the routes, which only describe them."""
+        assert not is_passed_on(f"/v1/jobs/{job}/{what}", method, query)
 
     @pytest.mark.parametrize(
         ("path", "method"),
         [
             ("/v1/jobs/job/change-sets", "GET"),
             ("/v1/jobs/job/change-sets/", "POST"),
-            ("/v1/jobs/.job/change-sets", "POST"),
             ("/v1/jobs/a/b/change-sets", "POST"),
             ("/v1/jobs/job/persist", "POST"),
+            ("/v1/jobs/job/restore", "POST"),
+            ("/v1/jobs/job/restore", "HEAD"),
         ],
     )
-    def test_other_requests_go_to_route(self, path: str, method: str) -> None:
-        """Other paths, methods and names do not take the fast path."""
-        assert way_of(text_of(QUERY), path, method) == "route"
+    def test_others_are_passed_on(self, path: str, method: str) -> None:
+        """Other paths and methods are left to the routes."""
+        assert is_passed_on(path, method)
+
+
+class TestParameters:
+    """Each parameter has one form; a refusal names the parameter."""
 
     @pytest.mark.parametrize(
         ("name", "value"),
         [
             *((name, value) for name in QUERY for value in ("", "%2f", "x/y", "ü", "0\n", "+0")),
             *((name, value) for name in QUERY if name != "operator" for value in ("-1", "1.0", "9" * 17)),
+            *((name, value) for name in ("partition", "last_key_group") for value in (32_768, 2**53)),
         ],
     )
-    def test_odd_parameters_go_to_route(self, name: str, value: str) -> None:
-        """A parameter that is no plain value is judged by the route."""
-        assert way_of(text_of({**QUERY, name: value})) == "route"
+    def test_odd_values_are_refused(self, name: str, value: str | int) -> None:
+        """A value in another form, or beyond its bound, is refused."""
+        with pytest.raises(InvalidInputError):
+            AppendRequest.parse("job", text_of({**QUERY, name: value}).encode())
 
     @pytest.mark.parametrize("name", QUERY)
-    def test_missing_and_repeated_parameters_are_refused(self, name: str) -> None:
+    def test_missing_and_repeated_ones_are_refused(self, name: str) -> None:
         """A parameter that is missing or given twice, even with the same value, is named by the refusal."""
         without = {key: value for key, value in QUERY.items() if key != name}
         queries = [f"{text_of(QUERY)}&{name}={QUERY[name]}"] + [text_of(without)] * (name != "preemptive")
         with service(MemoryStore()) as life:
             life.open()
             for query in queries:
-                assert way_of(query) == "route"
                 answer = life.client.post(f"{life.path}/change-sets?{query}", content=PAYLOAD)
                 assert (answer.status_code, answer.json()["kind"]) == (400, "invalid_input")
                 assert name in answer.json()["message"]
 
-    @pytest.mark.parametrize("value", [32_768, 2**53])
-    @pytest.mark.parametrize("name", ["partition", "last_key_group"])
-    def test_values_past_bounds_go_to_route(self, name: str, value: int) -> None:
-        """Values that the model refuses are judged by the route, which reports the allowed ones."""
-        assert way_of(text_of({**QUERY, name: value})) == "route"
+    @pytest.mark.parametrize(
+        "wrong",
+        [
+            {"last_key_group": 99_999},
+            {"have": "2.0"},
+            {"to": "3.0." + "u" * 65},
+            {"to": "x" * 5000},
+            {"operator": "a/b"},
+            {"output": "1"},
+        ],
+    )
+    def test_malformed_restores_are_refused(self, wrong: dict[str, Any]) -> None:
+        """A malformed restore gets 400, and its text comes back only in part."""
+        query = {"operator": "op", "first_key_group": 0, "last_key_group": 127, "to": "3.0.u", **wrong}
+        with service(MemoryStore()) as life:
+            life.open()
+            answer = life.client.get(f"{life.path}/restore", params=query)
+            assert (answer.status_code, answer.json()["kind"]) == (400, "invalid_input")
+            assert len(answer.json()["message"]) < 300
+
+    def test_names_of_jobs_are_checked(self) -> None:
+        """The name of a job that cannot exist gets 400 from both requests."""
+        with service(MemoryStore()) as life:
+            append = life.client.post("/v1/jobs/.job/change-sets", params=QUERY, content=PAYLOAD)
+            read = life.client.get("/v1/jobs/.job/restore?operator=op&first_key_group=0&last_key_group=127&to=3.0.u")
+
+            assert (append.status_code, read.status_code) == (400, 400)
 
 
 NUMBERS = [name for name in QUERY if name not in ("operator", "checksum", "preemptive")]
@@ -117,7 +148,7 @@ NO_NUMBERS = ["1_0", "+5", " 5", "5 ", "5.0", "-0", "0x5", "\u0665", "\uff15", "
 
 
 class TestNumbers:
-    """Numbers in paths and queries have one form, whichever path a request takes."""
+    """Numbers in paths and queries have one form."""
 
     @pytest.mark.parametrize("value", NO_NUMBERS)
     def test_other_forms_are_refused(self, value: str) -> None:
@@ -145,7 +176,7 @@ class TestNumbers:
 
 
 class TestAppends:
-    """What the fast path answers to appends."""
+    """The fast path's answers to appends."""
 
     def test_set_is_taken_once(self) -> None:
         """I8: a set that is sent twice is the same set, with the same reference."""
@@ -184,7 +215,7 @@ class TestAppends:
         ],
     )
     def test_refusals(self, changes: dict[str, Any], status: int) -> None:
-        """A refusal has its status, whether the service, FastAPI or the parser refuses."""
+        """A refusal has its status, whether the service or the parser refuses."""
         with service(MemoryStore()) as life:
             life.open()
 
@@ -201,20 +232,7 @@ class TestAppends:
 
 
 class TestRestores:
-    """Which restores take the fast path, and what it answers."""
-
-    def test_form_of_client_is_short(self) -> None:
-        """A restore takes the fast path with or without a version, in any order; a malformed one takes the route."""
-        query = "operator=op&first_key_group=0&last_key_group=127&to=3.0.u"
-        path, method = "/v1/jobs/job/restore", "GET"
-
-        assert way_of(query, path, method) == "short"
-        assert way_of(f"{query}&have=2.0.u", path, method) == "short"
-        assert way_of(f"have=2.999999999999999.u&{query}", path, method) == "short"
-        assert way_of(f"to=3.0.u&{query}", path, method) == "route"
-        assert way_of(query.replace("127", "99999"), path, method) == "route"
-        assert way_of(f"{query}&have=2.0", path, method) == "route"
-        assert way_of(query, path, "POST") == "route"
+    """The fast path's answers to restores."""
 
     def test_answers(self) -> None:
         """The frames are the same from memory and from the store; a missing checkpoint gets 404."""

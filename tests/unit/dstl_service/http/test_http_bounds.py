@@ -126,7 +126,7 @@ def test_trailers_are_bounded(is_one: bool) -> None:
 
 
 def test_trailers_in_one_block_are_not_kept() -> None:
-    """C3: trailers that arrive in one block with their body are no headers of the request."""
+    """C3: trailers that arrive in one block with their body are not headers of the request."""
 
     async def story(protocol: BoundedHttpProtocol, wire: Wire) -> None:
         protocol.data_received(CHUNKED + b"1\r\nx\r\n0\r\nauthorization: Bearer other\r\n\r\n")

@@ -435,7 +435,7 @@ class TestForgetting:
 
 
 class TestEpochs:
-    """What a newer epoch leaves of the sets of older ones."""
+    """The sets of older epochs that a newer one leaves."""
 
     def test_older_epochs_are_forgotten(self) -> None:
         """I4: sets of an older epoch are neither held nor uploaded nor counted, and their checkpoint may still end."""

@@ -11,9 +11,9 @@ import pytest
 from fastapi import FastAPI
 from httpx2 import Response
 
-from dstl_service.formats.checkpoint_record import CheckpointRecord, encode_note
+from dstl_service.formats.checkpoint_record import CheckpointRecord, encode_record
 from dstl_service.intake.change_sets import BatchSettings
-from dstl_service.intake.intake import NOTES_MAX
+from dstl_service.intake.notes import NOTES_MAX
 from storage.errors import NotFoundError
 from storage.key_groups import KeyGroupRange
 from storage.memory_store import MemoryStore
@@ -277,7 +277,7 @@ def test_note_is_stored_as_it_came() -> None:
     store = MemoryStore()
     with service(store) as life:
         opened = life.open()
-        text = encode_note(
+        text = encode_record(
             CheckpointRecord("job", opened["job_uid"], 128, 0, "u", 1, None, "", "x" * 300_000, (), ())
         ).decode()
         spaced = text.replace('"format":', '"format": ')
@@ -297,7 +297,7 @@ def test_notes_that_cannot_be_stored_are_limited() -> None:
         statuses = []
         for number in range(NOTES_MAX + 1):
             note = CheckpointRecord("job", opened["job_uid"], 128, 0, f"u{number}", 1, None, "", "", (), ())
-            body = {"epoch": 1, "refs": [], "note": encode_note(note).decode(), "wait": False}
+            body = {"epoch": 1, "refs": [], "note": encode_record(note).decode(), "wait": False}
             statuses.append(life.client.post(f"{life.path}/persist", json=body).status_code)
         store.heal()
 

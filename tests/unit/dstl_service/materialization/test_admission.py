@@ -147,7 +147,7 @@ def test_snapshot_is_taken_while_its_parent_is_there() -> None:
 
 
 def test_older_snapshot_is_refused() -> None:
-    """A snapshot that is no newer than the state's one of its key groups is not used."""
+    """A snapshot that is not newer than the state's one of its key groups is not used."""
     coordinator = Coordinator()
     older = coordinator.stored(uid="older", version=coordinator.refs[1])
     coordinator.complete(coordinator.stored(uid="newer", listed=False))

@@ -82,7 +82,7 @@ def test_long_replay_comes_sooner() -> None:
 
 
 def test_log_counts_once() -> None:
-    """What a checkpoint logged counts once, however many attempts restore it."""
+    """The log of a checkpoint counts once, however many attempts restore it."""
     made = schedule()
     for checkpoint_id in (1, 2, 1, 2, 2):
         made.logged(checkpoint_id, 100)

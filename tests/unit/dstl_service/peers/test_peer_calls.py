@@ -28,7 +28,7 @@ from storage.errors import FencedError, InvalidInputError, LostChangesError, Una
 from storage.memory_store import MemoryStore
 from storage.model import SegmentHandle
 from storage.testing import FakeClock, Fault, FaultKind, FaultyStore, RecordingStore
-from tests.unit.dstl_service.http_life import Life, service
+from tests.unit.dstl_service.http_life import Life, scope_of_post, service
 from tests.waiting import wait_until
 
 pytestmark = pytest.mark.timeout(180)
@@ -160,19 +160,7 @@ def _drip(taken: list[socket.socket]) -> None:
 async def _ask(life: Life, path: str, body: dict[str, Any]) -> None:
     """Send a request without waiting for its answer."""
     content = json.dumps(body).encode()
-    scope = {
-        "type": "http",
-        "asgi": {"version": "3.0"},
-        "http_version": "1.1",
-        "method": "POST",
-        "scheme": "http",
-        "path": path,
-        "raw_path": path.encode(),
-        "query_string": b"",
-        "headers": [(b"content-type", b"application/json"), (b"content-length", str(len(content)).encode())],
-        "client": ("test", 1),
-        "server": ("test", 1),
-    }
+    headers = [(b"content-type", b"application/json"), (b"content-length", str(len(content)).encode())]
 
     async def receive() -> Message:
         return {"type": "http.request", "body": content, "more_body": False}
@@ -180,7 +168,7 @@ async def _ask(life: Life, path: str, body: dict[str, Any]) -> None:
     async def send(_: Message) -> None:
         return
 
-    await life.client.app(scope, receive, send)
+    await life.client.app(scope_of_post(path, headers), receive, send)
 
 
 class TestWhoIsAsked:

@@ -11,8 +11,9 @@ from typing import Any
 
 import pytest
 
-from dstl_service.composition import NOTES_AT_ONCE, Parts
-from dstl_service.formats.checkpoint_record import CheckpointRecord, NotedSet, encode_note, received_segment
+from dstl_service.composition import Parts
+from dstl_service.formats.checkpoint_record import CheckpointRecord, NotedSet, encode_record, received_segment
+from dstl_service.intake.notes import NOTES_AT_ONCE
 from dstl_service.process.job_threads import JobThreads
 from dstl_service.restore_service import RESTORE_THREADS
 from storage.memory_store import MemoryStore
@@ -175,7 +176,7 @@ def test_notes_of_one_job_stop_no_other(monkeypatch: pytest.MonkeyPatch) -> None
         assert job == "other" or let_go.wait(120)
         return received_segment(job, text)
 
-    monkeypatch.setattr("dstl_service.http.routes.appends.received_segment", slowly)
+    monkeypatch.setattr("dstl_service.intake.notes.received_segment", slowly)
     with service(MemoryStore(), io_threads=4) as life, ThreadPoolExecutor(12) as callers:
         waiting = [
             callers.submit(
@@ -200,7 +201,7 @@ def test_few_notes_are_parsed_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
         assert let_go.wait(120)
         return received_segment(job, text)
 
-    monkeypatch.setattr("dstl_service.http.routes.appends.received_segment", slowly)
+    monkeypatch.setattr("dstl_service.intake.notes.received_segment", slowly)
     with service(MemoryStore()) as life, ThreadPoolExecutor(40) as callers:
 
         def ask(job: str) -> Future[Any]:
@@ -222,14 +223,14 @@ def test_few_notes_are_parsed_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_long_note_does_not_block_the_loop(monkeypatch: pytest.MonkeyPatch) -> None:
     """B9: a note, which may have megabytes, is read in a thread other than the event loop's."""
     sets = tuple(NotedSet(ChangeSetId("job", "op", 0, Writer(1, 1), 0, number), number) for number in range(100))
-    text = encode_note(CheckpointRecord("job", "uid", 128, 0, "u", 1, None, "", "", (), sets)).decode()
+    text = encode_record(CheckpointRecord("job", "uid", 128, 0, "u", 1, None, "", "", (), sets)).decode()
     readers: list[int] = []
 
     def recorded(job: str, text: str) -> Segment:
         readers.append(threading.get_ident())
         return received_segment(job, text)
 
-    monkeypatch.setattr("dstl_service.http.routes.appends.received_segment", recorded)
+    monkeypatch.setattr("dstl_service.intake.notes.received_segment", recorded)
     with service(MemoryStore()) as life:
         life.open()
         body = {"epoch": 1, "refs": [], "note": text}

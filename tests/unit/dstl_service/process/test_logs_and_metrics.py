@@ -211,7 +211,7 @@ def test_metrics_of_uploads_have_their_meanings() -> None:
 
 
 def test_batches_are_counted_by_job() -> None:
-    """What a driver reports of its batches is in the coordinator's metrics; an unknown job is refused."""
+    """A driver's figures of its batches are in the coordinator's metrics; an unknown job is refused."""
     figures = dict.fromkeys((field.name for field in fields(BatchFigures)), 250) | {"tries": 3}
     with service(MemoryStore()) as life:
         life.open()

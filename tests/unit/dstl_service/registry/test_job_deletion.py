@@ -88,7 +88,7 @@ def test_sidecar_that_knew_a_deleted_job_serves_the_new_one(payload: bytes) -> N
     """
     I5: checkpoints and attempts of a new job equal those of the deleted job of its name, and so do the sets' bytes.
 
-    A sidecar that is not the coordinator learns of neither. What it stored for the old job is not used for the new one.
+    A sidecar that is not the coordinator learns of neither. Its objects of the old job are not used for the new one.
     """
     store = MemoryStore()
     with service(store) as sidecar, service(store) as coordinator:

@@ -259,7 +259,7 @@ def test_who_creates_a_job_and_slept_creates_it_in_the_current_life() -> None:
 
 
 def test_job_that_was_opened_stays_that_job(first: JobHistory) -> None:
-    """What a process remembers of a deleted job is never used for another one of its name."""
+    """A process's memory of a deleted job is never used for another one of its name."""
     delete_job(first.store, "job", write=True)
     created_anew(first)
 

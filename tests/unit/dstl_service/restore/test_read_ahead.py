@@ -114,7 +114,7 @@ def test_large_part_is_read_in_its_turn(ahead: ReadAhead) -> None:
 
 
 def test_error_comes_in_its_turn(ahead: ReadAhead) -> None:
-    """What was read before an error is yielded first; nothing is read after it."""
+    """Pieces read before an error are yielded first; nothing is read after it."""
 
     def fail() -> int:
         raise UnavailableError("the store failed")

@@ -87,7 +87,7 @@ def test_each_phase_has_its_figures() -> None:
 
 
 def test_outage_is_not_missed_checkpoints() -> None:
-    """What an outage and low rates of a shape leave out is not expected; the rest is."""
+    """Requests that an outage or low rates of a shape leave out are not expected; the others are."""
     goals = {}
     for shape in SHAPES:
         settings = LoadSettings(slots=2, hosts=1, rate=10, duration_s=10, shape=shape)

@@ -22,7 +22,7 @@ def test_rate_is_positive_at_any_time(name: str, duration_s: float) -> None:
 
 @pytest.mark.parametrize("name", SHAPES)
 def test_due_is_area_below_rate(name: str) -> None:
-    """What is due is the rate over all time but outages."""
+    """The number due is the rate over all time but outages."""
     shape = SHAPES[name](100.0)
     step_s = 0.01
     times_s = [(number + 0.5) * step_s for number in range(10_000)]

@@ -1,4 +1,4 @@
-"""What a store has drawn, against its profile."""
+"""A store's draws, against its profile."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def drawn_at(profile: str, requests: int, seed: int = 0) -> Drawn:
 @pytest.mark.parametrize("profile", [name for name, profile in PROFILES.items() if profile.lines])
 @pytest.mark.parametrize("requests", [10, 300, 20_000])
 def test_draws_follow_profile(profile: str, requests: int) -> None:
-    """What every profile draws is as the profile wants, for few requests as for many."""
+    """Every profile's draws are as it wants, for few requests as for many."""
     for seed in range(3):
         assert strict_exit_code(store_figures(PROFILES[profile], drawn_at(profile, requests, seed))) == 0
 
@@ -60,7 +60,7 @@ def test_percentiles_are_reported_side_by_side() -> None:
 
 
 def test_assumed_percentiles_are_named() -> None:
-    """What nobody has published is reported as assumed: latencies of S3 up to 64 KB, and no measured one."""
+    """Unpublished figures are reported as assumed: latencies of S3 up to 64 KB, and no measured one."""
     names = {figure.name for figure in store_figures(PROFILES["s3-standard"], Drawn())}
 
     assert {"store, small: p50 wanted, assumed", "store, large: p50 wanted"} <= names

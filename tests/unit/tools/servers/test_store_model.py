@@ -28,7 +28,7 @@ def test_fates_follow_from_seed() -> None:
 
 
 def test_shares_are_those_of_profile() -> None:
-    """Of many requests, 1 % are refused and 0.5 % reset, half of these after the store has acted."""
+    """1 % of many requests are refused and 0.5 % reset, half of these after the store has acted."""
     model = StoreModel(PROFILES["lossy"], 3)
     counts = Counter(model.fate(0.0).outcome for _ in range(100_000))
 
@@ -118,7 +118,7 @@ def test_newest_draws_are_kept() -> None:
 
 
 def test_what_was_drawn_survives_json() -> None:
-    """What was drawn is the same after it went to another process."""
+    """The draws are the same after they went to another process."""
     model = StoreModel(PROFILES["lossy"], 0)
     for _ in range(5):
         answered_s(model)

@@ -88,7 +88,7 @@ class BackendSettings:
 
     def __post_init__(self) -> None:
         validate_name("job", self.job)
-        if isinstance(self.storage, str) and "@" in urlsplit(self.storage).netloc:
+        if isinstance(self.storage, str) and ("@" in urlsplit(self.storage).netloc or _is_odd(self.storage)):
             raise InvalidInputError(
                 "storage must not contain credentials: commands and errors show it. Give them to the sidecar in its "
                 "environment, or in the files that boto3 reads"
@@ -185,8 +185,13 @@ def _is_storage(url: Any) -> bool:
     return parts.netloc in ("", "localhost") and parts.path.startswith("/")
 
 
+def _is_odd(url: str) -> bool:
+    """Say whether a mistyped URL may hold credentials, which no error may show."""
+    return "@" in url and not _is_storage(url)
+
+
 def _check_address(address: str) -> None:
+    if "@" in address and not address.startswith("unix:///"):  # first: the other error shows the address
+        raise InvalidInputError("service must be an address without user and password; put the token into token_file")
     if not address.startswith(("unix:///", "http://", "https://")):
         raise InvalidInputError(f"service {address!r} must be unix:///path, http://host:port or https://host:port")
-    if "@" in address and not address.startswith("unix:"):
-        raise InvalidInputError("service must be an address without user and password; put the token into token_file")

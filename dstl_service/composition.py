@@ -30,6 +30,7 @@ from dstl_service.link_service import LinkService
 from dstl_service.links.calls import LinkCalls
 from dstl_service.links.dialer import LinkDialer
 from dstl_service.links.hub import LinkHub
+from dstl_service.links.room import LinkRoom
 from dstl_service.materialization.materializer import Materializer
 from dstl_service.metrics.service import ServiceMetrics
 from dstl_service.peers.calls import PeerCalls
@@ -173,8 +174,9 @@ def compose(settings: ServiceSettings, store: ObjectStore, clock: Clock, ids: Id
         settings.peers.calls_per_host_max,
         settings.peer_timeout_s,
     )
-    hub = LinkHub(service_id, lambda job, body: links.answer(job, body))  # noqa: PLW0108 - made further down
-    dialer = LinkDialer(service_id, lambda job, body: links.answer(job, body))  # noqa: PLW0108 - made further down
+    room_of_links = LinkRoom()
+    hub = LinkHub(service_id, lambda job, body: links.answer(job, body), room_of_links)  # noqa: PLW0108 - made further down
+    dialer = LinkDialer(service_id, lambda job, body: links.answer(job, body), room_of_links)  # noqa: PLW0108 - likewise
     link_calls = LinkCalls(hub, dialer, settings.peer_timeout_s)
     notes = NoteReader()
     persister = Persister(intake, jobs, calls, link_calls, HandleCheck(store, look), notes, service_id)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+import os
 from collections.abc import Callable
 from typing import Any
 from urllib.parse import unquote, urlsplit
@@ -37,6 +38,18 @@ def open_store(url: str, **options: Any) -> ObjectStore:
     if parts.scheme == "memory" and parts.netloc and not parts.path.strip("/"):
         return _call(shared_memory_store, (parts.netloc,), options)
     raise InvalidInputError(f"unknown store URL {url!r}; use {_KNOWN}")
+
+
+def is_same_storage(first: str, second: str) -> bool:
+    """Say whether two store URLs name one place, as seen from this host; links are followed. Blocking."""
+    return first == second or _place(first) == _place(second)
+
+
+def _place(url: str) -> tuple[str, str, str]:
+    parts = urlsplit(url)
+    if parts.scheme == "file":
+        return parts.scheme, "", os.path.realpath(unquote(parts.path))
+    return parts.scheme, parts.netloc, parts.path.strip("/")
 
 
 def _s3_store_class() -> Callable[..., ObjectStore]:

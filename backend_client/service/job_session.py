@@ -125,10 +125,10 @@ class JobSession:
         Take the job over; fences every older driver of it.
 
         Raises:
-            DstlError: The storage cannot be written, or `max_parallelism` differs from the job's.
+            DstlError: The storage cannot be written, or it or `max_parallelism` is not the job's.
         """
         owner = f"{platform.node()}:{os.getpid()}"
-        request = OpenJob(owner, settings.max_parallelism)
+        request = OpenJob(owner, settings.max_parallelism, settings.storage)
         answer = client.post(f"/v1/jobs/{settings.job}/epochs", asdict(request))
         return cls(client, settings, OpenedJob(**_with_latest(answer)))
 

@@ -13,7 +13,9 @@ from dstl_service.collection.tombstones import Deletions
 from dstl_service.intake.active_job import ActiveJobs
 from dstl_service.process.job_threads import RunInThread
 from dstl_service.wire import OpenedJob, OpenJob
+from storage.errors import InvalidInputError
 from storage.object_store import ObjectStore
+from storage.open import is_same_storage
 from storage.validation import validate_name
 
 logger = logging.getLogger("dstl_service")
@@ -53,12 +55,19 @@ class JobOpener:
         Take the job over with a new epoch; every older driver of it is fenced from now on.
 
         Raises:
-            InvalidInputError: The name is invalid, or `max_parallelism` is, or differs from the job's.
+            InvalidInputError: The name is invalid, or `max_parallelism` is, or differs from the job's; or the driver
+                has another storage.
             ConflictError: The job is being deleted.
             FencedError: Another driver took it over meanwhile.
             DstlError: The storage cannot be written; says what to do.
         """
         validate_name("job", name)
+        if request.storage and not await self._in_thread(name, is_same_storage, request.storage, self._store.url):
+            raise InvalidInputError(
+                f"job {name!r} has storage {request.storage!r}, but its service has {self._store.url!r}, where the "
+                "state would go: give both one storage, or the job another service (service, DSTL_SERVICE)",
+                job=name,
+            )
         await self._jobs.forget_ended(name)
         job = self._jobs.get(name)
         # One at a time: a repeated request must not get a higher epoch than the one whose answer is used.

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import argparse
+import os
 import sys
+from urllib.parse import unquote, urlsplit
 
 from dstl_service.access.audit import AuditTrail, this_user
 from dstl_service.collection.tombstones import Deletions
@@ -35,10 +37,23 @@ def settings_of(options: argparse.Namespace) -> ServiceSettings:
     return load_settings(given, config_path=options.config)
 
 
+def open_existing(settings: ServiceSettings) -> ObjectStore:
+    """
+    Open the storage of commands that look for jobs.
+
+    Raises:
+        NotFoundError: It is a folder that does not exist; opening it would make it, and show that it has no job.
+    """
+    parts = urlsplit(settings.storage)
+    if parts.scheme == "file" and not os.path.isdir(unquote(parts.path)):
+        raise NotFoundError(f"there is no folder {unquote(parts.path)}; check --storage {settings.storage}")
+    return open_store(settings.storage, **settings.store_options())
+
+
 def open_job(options: argparse.Namespace) -> tuple[ObjectStore, JobStore]:
     """Return the storage and one job of it, which may be a deleted one; `NotFoundError` if there is no such job."""
     settings = settings_of(options)
-    store = open_store(settings.storage, **settings.store_options())
+    store = open_existing(settings)
     job_store = JobStore(store, options.job, SystemClock(), SystemIds())
     if not job_store.exists() and deletions_of(store).of(options.job) is None:
         left = " (objects of that name exist: see `dstl fsck --rebuild`, or `dstl delete`)"

@@ -9,19 +9,18 @@ from dataclasses import asdict
 
 from dstl_service.access.audit import AuditTrail, this_user
 from dstl_service.collection.tombstones import Deletions, Tombstone
-from dstl_service.commands.common import complain, deletions_of, open_job, record, say, settings_of
+from dstl_service.commands.common import complain, deletions_of, open_existing, open_job, record, say, settings_of
 from dstl_service.process.display import utc_text
 from dstl_service.registry.job_deletion import delete_job, has_leftovers, job_names
 from dstl_service.registry.job_store import MAX_PARALLELISM_DEFAULT, JobStore
 from storage.clock import SystemClock, SystemIds
 from storage.errors import ConflictError, CorruptDataError, DstlError, NotFoundError
-from storage.open import open_store
 
 
 def list_jobs(options: argparse.Namespace) -> int:
     """Print the names of all jobs of a storage. Return 1 if a deleted job's tombstone cannot be read."""
     settings = settings_of(options)
-    store = open_store(settings.storage, **settings.store_options())
+    store = open_existing(settings)
     deletions = deletions_of(store)
     damage: list[str] = []
     deleted = {tombstone.job for tombstone in deletions.all(damage.append)}
@@ -111,7 +110,7 @@ def undelete(options: argparse.Namespace) -> int:
 def audit(options: argparse.Namespace) -> int:
     """Print the audit log of a job, oldest first; the job may be gone. Return 1 if an entry cannot be read."""
     settings = settings_of(options)
-    store = open_store(settings.storage, **settings.store_options())
+    store = open_existing(settings)
     trail = AuditTrail(store, SystemClock(), SystemIds())
     damage: list[str] = []
     for entry in trail.entries(options.job, damage.append):
@@ -125,7 +124,7 @@ def audit(options: argparse.Namespace) -> int:
 def _leftovers(options: argparse.Namespace) -> int | None:
     """Delete the objects of a name without a job, or report their number; None if there is a job or no object."""
     settings = settings_of(options)
-    store = open_store(settings.storage, **settings.store_options())
+    store = open_existing(settings)
     is_job = JobStore(store, options.job, SystemClock(), SystemIds()).exists()
     if is_job or deletions_of(store).of(options.job) is not None or not has_leftovers(store, options.job):
         return None

@@ -8,12 +8,11 @@ from dataclasses import asdict
 
 from dstl_service.collection.garbage_collector import collect_garbage
 from dstl_service.collection.tombstones import Tombstone
-from dstl_service.commands.common import deletions_of, open_job, record, say, settings_of
+from dstl_service.commands.common import deletions_of, open_existing, open_job, record, say, settings_of
 from dstl_service.repair.fsck import check_job
 from dstl_service.repair.rebuild import describe_rebuild, rebuild_registry
 from storage.clock import SystemClock, SystemIds
 from storage.object_store import ObjectStore
-from storage.open import open_store
 
 
 def collect(options: argparse.Namespace) -> int:
@@ -61,7 +60,7 @@ def _collect_deleted(options: argparse.Namespace, store: ObjectStore, tombstone:
 def check(options: argparse.Namespace) -> int:
     """Verify a job's stored state, or rebuild its registry; print the problems; return 1 if there are any."""
     settings = settings_of(options)
-    store = open_store(settings.storage, **settings.store_options())
+    store = open_existing(settings)
     if options.rebuild or options.write or options.up_to is not None:
         return rebuild(options, store)
     report = check_job(store, options.job)

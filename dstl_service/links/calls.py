@@ -47,11 +47,12 @@ class LinkCalls:
         self._hub = hub
         self._dialer = dialer
         self._timeout_s = timeout_s
-        self._early: dict[tuple[str, str], _Early] = {}
+        self._early: dict[str, dict[str, _Early]] = {}
+        """By job and host."""
 
     def reaches(self, job: str, service_id: str) -> bool:
         """Say whether a process has a link to this coordinator of a job, or what it was asked for is being fetched."""
-        return self._hub.knows(job, service_id) or (job, service_id) in self._early
+        return self._hub.knows(job, service_id) or service_id in self._early.get(job, ())
 
     def has_coordinator(self, job: str) -> bool:
         """Say whether this host has a link to a job's coordinator, which reaches the other hosts."""
@@ -75,34 +76,39 @@ class LinkCalls:
         if wait:
             return await self._fetched(service_id, job, asked) or await self._ask(service_id, job, asked, wait=True)
         await self._ask(service_id, job, asked, wait=False)
-        self._forget_early(job, refs[0].checkpoint_id)
+        early = self._of_checkpoint(job, refs[0].checkpoint_id)
         task = asyncio.get_running_loop().create_task(self._ask(service_id, job, asked, wait=True))
         task.add_done_callback(_look_at_error)
-        if (replaced := self._early.get((job, service_id))) is not None:
+        if (replaced := early.get(service_id)) is not None:
             replaced.task.cancel()
-        self._early[job, service_id] = _Early(asked, task)
+        early[service_id] = _Early(asked, task)
         return []
 
     def close(self) -> None:
         """Fetch no more handles."""
-        for early in self._early.values():
-            early.task.cancel()
-        self._early.clear()
+        for job in list(self._early):
+            self._forget(job)
 
     async def _fetched(self, service_id: str, job: str, asked: _Asked) -> list[SegmentHandle] | None:
         """Return the handles that a call without `wait` fetched for the same sets, or None."""
-        early = self._early.get((job, service_id))
+        early = self._early.get(job, {}).get(service_id)
         if early is None or early.asked != asked:
             return None
         await asyncio.wait([early.task])
         return None if early.task.cancelled() or early.task.exception() is not None else early.task.result()
 
-    def _forget_early(self, job: str, checkpoint_id: int) -> None:
-        """Forget what was fetched for other checkpoints of a job, also from hosts that have none of this one's sets."""
-        for place, early in list(self._early.items()):
-            if place[0] == job and early.asked.refs[0].checkpoint_id != checkpoint_id:
-                early.task.cancel()
-                del self._early[place]
+    def _of_checkpoint(self, job: str, checkpoint_id: int) -> dict[str, _Early]:
+        """Return what is fetched for a checkpoint; forget what was for earlier ones, and for jobs that have ended."""
+        if job not in self._early:
+            for ended in [other for other in self._early if not self._hub.has(other)]:
+                self._forget(ended)
+        if any(early.asked.refs[0].checkpoint_id != checkpoint_id for early in self._early.get(job, {}).values()):
+            self._forget(job)
+        return self._early.setdefault(job, {})
+
+    def _forget(self, job: str) -> None:
+        for early in self._early.pop(job, {}).values():
+            early.task.cancel()
 
     async def _ask(self, service_id: str, job: str, asked: _Asked, *, wait: bool) -> list[SegmentHandle]:
         try:

@@ -12,15 +12,19 @@ import asyncio
 import logging
 from collections.abc import Awaitable, Callable, Iterator
 from contextlib import contextmanager, suppress
+from functools import partial
 from typing import NamedTuple
 
 from dstl_service.links.frames import FRAME_BYTES_MAX, FrameDecoder, FrameError, Message, encode_frame
+from dstl_service.links.room import FrameRoom
 from storage.errors import DstlError, InternalError, OverloadedError, error_from_dict
 
 HEARTBEAT_S = 0.5
 SILENT_HEARTBEATS_MAX = 3
 _ANSWERS_AT_ONCE, _UNREAD_ANSWERS_MAX = 256, 512
 _READ_BYTES = 1 << 18
+_LARGE_BYTES = 1 << 16
+"""A larger frame takes long enough to decode that other jobs would wait."""
 
 logger = logging.getLogger("dstl_service")
 
@@ -54,15 +58,18 @@ class LinkConnection:
     Args:
         streams: The connection; ended at the end.
         answer: Answers the other side's requests.
+        room: Memory for what the other side sends.
     """
 
-    def __init__(self, streams: LinkStreams, answer: Answer) -> None:
+    def __init__(self, streams: LinkStreams, answer: Answer, room: FrameRoom) -> None:
         self._reader, self._writer, self._decoder = streams
         self._answer = answer
+        self._room = room
         self._waiting: dict[int, asyncio.Future[Message]] = {}
         self._answering: set[asyncio.Task[None]] = set()
         self._number = 0
         self._silent = 0
+        self._is_waiting = False
         self._has_ended = False
 
     async def run(self) -> None:
@@ -76,6 +83,7 @@ class LinkConnection:
         finally:
             heartbeats.cancel()
             self.end()
+            self._room.hold_incomplete(0)
             with suppress(OSError, asyncio.CancelledError):
                 await heartbeats
 
@@ -112,13 +120,29 @@ class LinkConnection:
 
     async def _read(self) -> None:
         while True:
-            while (message := self._decoder.next()) is not None:
+            while (message := await self._next()) is not None:
+                self._hold_incomplete()
                 self._take(message)
+            self._hold_incomplete()
             piece = await self._reader.read(_READ_BYTES)
             if not piece:
                 return
             self._silent = 0
             self._decoder.feed(piece)
+
+    async def _next(self) -> Message | None:
+        if self._decoder.complete_bytes <= _LARGE_BYTES:
+            return self._decoder.next()
+        self._is_waiting = True
+        try:
+            async with self._room.turn():
+                return self._decoder.next()
+        finally:
+            self._is_waiting, self._silent = False, 0
+
+    def _hold_incomplete(self) -> None:
+        if not self._room.hold_incomplete(self._decoder.buffered_bytes):
+            raise FrameError("too many bytes are arriving on the links of this job")
 
     def _take(self, message: Message) -> None:
         number = message.get("id")
@@ -127,9 +151,11 @@ class LinkConnection:
         if isinstance(request := message.get("request"), dict):
             if len(self._answering) >= _UNREAD_ANSWERS_MAX:
                 raise FrameError("the other side reads no answers")
-            task = asyncio.get_running_loop().create_task(self._serve(number, request))
+            cost_bytes = self._decoder.cost_bytes
+            is_held = self._room.take(cost_bytes)
+            task = asyncio.get_running_loop().create_task(self._serve(number, request if is_held else None))
             self._answering.add(task)
-            task.add_done_callback(self._answering.discard)
+            task.add_done_callback(partial(self._answered, cost_bytes if is_held else 0))
             return
         future = self._waiting.get(number)
         if future is None or future.done():
@@ -139,9 +165,16 @@ class LinkConnection:
         else:
             future.set_exception(_error_in(message))
 
-    async def _serve(self, number: int, request: Message) -> None:
+    def _answered(self, held_bytes: int, task: asyncio.Task[None]) -> None:
+        self._answering.discard(task)
+        self._room.give_back(held_bytes)
+
+    async def _serve(self, number: int, request: Message | None) -> None:
+        """Answer a request; refuse it if there was no room for it."""
         message: Message
         try:
+            if request is None:
+                raise OverloadedError("requests of this job on links take too much memory; ask again")
             if len(self._answering) > _ANSWERS_AT_ONCE:
                 raise OverloadedError(f"more than {_ANSWERS_AT_ONCE} requests on one link at a time; ask again")
             message = {"id": number, "answer": await self._answer(request)}
@@ -159,7 +192,8 @@ class LinkConnection:
 
     async def _send_heartbeats(self) -> None:
         while self._silent <= SILENT_HEARTBEATS_MAX:
-            self._silent += 1
+            if not self._is_waiting:  # else this side does not read
+                self._silent += 1
             if not self._writer.transport.get_write_buffer_size():  # else its bytes are the heartbeat
                 self._writer.write(encode_frame({}))
             await asyncio.sleep(HEARTBEAT_S)

@@ -9,12 +9,14 @@ from __future__ import annotations
 
 import asyncio
 import logging
+from contextlib import suppress
 from dataclasses import dataclass, field
 
 from dstl_service.links.certificates import pinned_context
 from dstl_service.links.connection import LinkConnection, LinkEndedError, LinkStreams, read_message
 from dstl_service.links.frames import FrameDecoder, FrameError, Message, encode_frame
 from dstl_service.links.hub import AnswerOfJob
+from dstl_service.links.room import FrameRoom, LinkRoom
 from dstl_service.wire import LinkAddress, Linked
 from storage.errors import UnavailableError
 
@@ -22,7 +24,9 @@ CONNECT_WITHIN_S = 3.0
 """How long a task waits for its host's link; without one it makes its change sets durable itself."""
 UNUSED_S = 86_400.0
 """A link that no task asked for in this time is given up; a batch may take hours after its tasks."""
-_AGAIN_FIRST_S, _AGAIN_MAX_S = 0.1, 3.0
+_AGAIN_FIRST_S, _AGAIN_S, _AGAIN_MAX_S = 0.1, 3.0, 60.0
+_AGAIN_PART = 10
+"""After a long time without a connection, it is tried again after this part of it: most such drivers have ended."""
 
 logger = logging.getLogger("dstl_service")
 
@@ -37,6 +41,8 @@ class _Link:
     coordinator_id: str = ""
     why_not: str = ""
     connected: asyncio.Event = field(default_factory=asyncio.Event)
+    asked: asyncio.Event = field(default_factory=asyncio.Event)
+    """Set by a task: the next try must not wait long."""
     task: asyncio.Task[None] | None = None
 
 
@@ -47,11 +53,13 @@ class LinkDialer:
     Args:
         service_id: This process's id, told to the coordinators.
         answer: Answers the coordinators' requests.
+        room: Memory for what the coordinators send.
     """
 
-    def __init__(self, service_id: str, answer: AnswerOfJob) -> None:
+    def __init__(self, service_id: str, answer: AnswerOfJob, room: LinkRoom) -> None:
         self._service_id = service_id
         self._answer = answer
+        self._room = room
         self._links: dict[str, _Link] = {}
 
     async def ensure(self, job: str, address: LinkAddress) -> Linked:
@@ -69,6 +77,7 @@ class LinkDialer:
             link = self._links[job] = _Link(address, loop.time())
             link.task = loop.create_task(self._keep(job, link))
         link.asked_s = loop.time()
+        link.asked.set()
         try:
             async with asyncio.timeout(CONNECT_WITHIN_S):
                 await link.connected.wait()
@@ -117,7 +126,7 @@ class LinkDialer:
 
     async def _keep(self, job: str, link: _Link) -> None:
         loop = asyncio.get_running_loop()
-        wait_s = _AGAIN_FIRST_S
+        since_s, wait_s = loop.time(), _AGAIN_FIRST_S
         while loop.time() - link.asked_s < UNUSED_S:
             try:
                 connection = await self._connected(job, link)
@@ -125,7 +134,6 @@ class LinkDialer:
                 link.why_not = str(error) or type(error).__name__
                 logger.debug("no link", extra={"job": job, "error": link.why_not})
             else:
-                wait_s = _AGAIN_FIRST_S
                 link.connection = connection
                 link.connected.set()
                 try:
@@ -133,8 +141,13 @@ class LinkDialer:
                 finally:
                     link.connected.clear()
                     link.connection = None
+                    since_s, wait_s = loop.time(), _AGAIN_FIRST_S
             await asyncio.sleep(wait_s)
-            wait_s = min(2 * wait_s, _AGAIN_MAX_S)
+            with suppress(TimeoutError):
+                async with asyncio.timeout(min((loop.time() - since_s) / _AGAIN_PART, _AGAIN_MAX_S) - wait_s):
+                    await link.asked.wait()
+            wait_s = _AGAIN_FIRST_S if link.asked.is_set() else min(2 * wait_s, _AGAIN_S)
+            link.asked.clear()
         if self._links.get(job) is link:
             del self._links[job]
 
@@ -154,7 +167,7 @@ class LinkDialer:
         async def answer(body: Message) -> Message:
             return await self._answer(job, body)
 
-        return LinkConnection(LinkStreams(reader, writer, decoder), answer)
+        return LinkConnection(LinkStreams(reader, writer, decoder), answer, FrameRoom(self._room, job))
 
     async def _until_unused(self, connection: LinkConnection, link: _Link) -> None:
         """Serve the connection until it ends or no task has asked for it for long."""

@@ -5,11 +5,16 @@ from __future__ import annotations
 import json
 from typing import Any, TypeAlias
 
+from dstl_service.wire import JSON_VALUES_MAX
+
 HELLO_BYTES_MAX = 8 << 10
 """Largest frame of a connection that has not shown the job's token."""
 FRAME_BYTES_MAX = 64 << 20
 """Largest frame after that: the handles of a checkpoint with 100,000 change sets."""
 _LENGTH_BYTES = 4
+_BEFORE_VALUES = (b",", b"[", b"{")
+_VALUE_BYTES = 100
+"""What a value takes in memory when it is parsed, at most, however short it is."""
 
 Message: TypeAlias = dict[str, Any]
 
@@ -30,11 +35,24 @@ class FrameDecoder:
 
     Attributes:
         bytes_max: Largest accepted frame, without its length.
+        cost_bytes: About what the newest message takes in memory.
     """
 
     def __init__(self, bytes_max: int = HELLO_BYTES_MAX) -> None:
         self.bytes_max = bytes_max
+        self.cost_bytes = 0
         self._buffer = bytearray()
+
+    @property
+    def buffered_bytes(self) -> int:
+        """Number of bytes that were fed and not decoded yet."""
+        return len(self._buffer)
+
+    @property
+    def complete_bytes(self) -> int:
+        """Size of the next frame if all of it was fed, else 0."""
+        size = int.from_bytes(self._buffer[:_LENGTH_BYTES], "big")
+        return size if len(self._buffer) >= _LENGTH_BYTES + size else 0
 
     def feed(self, piece: bytes) -> None:
         """Add the next bytes of the stream."""
@@ -45,7 +63,8 @@ class FrameDecoder:
         Return the next complete message, or None if more bytes are needed.
 
         Raises:
-            FrameError: The frame is larger than `bytes_max`, or not a JSON object.
+            FrameError: The frame is larger than `bytes_max`, has more values than a body of a request may have, or is
+                no JSON object.
         """
         if len(self._buffer) < _LENGTH_BYTES:
             return None
@@ -55,8 +74,13 @@ class FrameDecoder:
         end = _LENGTH_BYTES + size
         if len(self._buffer) < end:
             return None
-        data = bytes(self._buffer[_LENGTH_BYTES:end])
+        with memoryview(self._buffer) as buffer:
+            data = bytes(buffer[_LENGTH_BYTES:end])
         del self._buffer[:end]
+        values = sum(map(data.count, _BEFORE_VALUES))
+        if values > JSON_VALUES_MAX:  # the event loop waits while they are parsed
+            raise FrameError(f"a frame of {values} values, more than {JSON_VALUES_MAX}")
+        self.cost_bytes = size + values * _VALUE_BYTES
         try:
             message = json.loads(data)
         except (ValueError, RecursionError) as error:

@@ -19,6 +19,7 @@ from dataclasses import dataclass, field
 from dstl_service.links.certificates import make_server_context
 from dstl_service.links.connection import LinkConnection, LinkEndedError, LinkStreams, read_message
 from dstl_service.links.frames import FrameDecoder, FrameError, Message, encode_frame
+from dstl_service.links.room import FrameRoom, LinkRoom
 from dstl_service.wire import LinkAddress, OpenLinks
 from storage.clock import new_secret
 from storage.errors import DstlError, InvalidInputError, LostChangesError
@@ -34,6 +35,8 @@ _ACCEPT_AGAIN_S = 0.2
 _HOSTS_PER_JOB_MAX = 2_000
 _FORGOTTEN_S = 60.0
 """How long a host without a link is kept: requests to it wait that it comes back, instead of failing at once."""
+JOB_UNUSED_S = 86_400.0
+"""A job without a linked host and without a request for this time has ended; its token is refused from then on."""
 
 logger = logging.getLogger("dstl_service")
 
@@ -61,6 +64,7 @@ class _Job:
 
     epoch: int
     address: LinkAddress
+    used_s: float
     hosts: dict[str, _Host] = field(default_factory=dict)
 
 
@@ -71,11 +75,13 @@ class LinkHub:
     Args:
         service_id: This process's id, told to the hosts.
         answer: Answers the hosts' requests.
+        room: Memory for what the hosts send.
     """
 
-    def __init__(self, service_id: str, answer: AnswerOfJob) -> None:
+    def __init__(self, service_id: str, answer: AnswerOfJob, room: LinkRoom) -> None:
         self.service_id = service_id
         self._answer = answer
+        self._room = room
         self._jobs: dict[str, _Job] = {}
         self._opening = asyncio.Lock()
         self._server: asyncio.Task[None] | None = None
@@ -95,15 +101,31 @@ class LinkHub:
             InvalidInputError: The address cannot be listened on, or this process already listens on another one.
         """
         async with self._opening:
-            known = self._jobs.get(job)
+            known = self._used(job)
             if known is not None and known.epoch >= request.epoch:
                 return known.address
+            self._forget_unused()
             await self._listen(request.bind_address, request.port)
             address = LinkAddress(request.host, self._port, self._certificate, new_secret())
             if known is not None:
                 self.forget(job)
-            self._jobs[job] = _Job(request.epoch, address)
+            self._jobs[job] = _Job(request.epoch, address, asyncio.get_running_loop().time())
             return address
+
+    def has(self, job: str) -> bool:
+        """Say whether a job's hosts may connect."""
+        return job in self._jobs
+
+    def _used(self, job: str) -> _Job | None:
+        known = self._jobs.get(job)
+        if known is not None:
+            known.used_s = asyncio.get_running_loop().time()
+        return known
+
+    def _forget_unused(self) -> None:
+        since_s = asyncio.get_running_loop().time() - JOB_UNUSED_S
+        for job in [job for job, known in self._jobs.items() if not known.hosts and known.used_s < since_s]:
+            self.forget(job)
 
     def accepts_at(self, address: LinkAddress) -> bool:
         """Say whether an address is that of this process."""
@@ -131,7 +153,7 @@ class LinkHub:
             DstlError: The host's error.
         """
         while True:
-            known = self._jobs.get(job)
+            known = self._used(job)
             host = known.hosts.get(service_id) if known is not None else None
             if host is None:
                 raise _is_gone(service_id, job)
@@ -221,7 +243,7 @@ class LinkHub:
     async def _introduced(self, hello: Message, streams: LinkStreams) -> None:
         """Serve a connection whose first message shows the token of a job."""
         job, service_id = str(hello.get("job")), validate_name("service", hello.get("service_id"))
-        known = self._jobs.get(job)
+        known = self._used(job)
         if known is None or not _is_same(known.address.token, hello.get("token")):
             return
         if service_id not in known.hosts and len(known.hosts) >= _HOSTS_PER_JOB_MAX:
@@ -232,7 +254,7 @@ class LinkHub:
         async def answer(body: Message) -> Message:
             return await self._answer(job, body)
 
-        await self._keep(job, known, service_id, LinkConnection(streams, answer))
+        await self._keep(job, known, service_id, LinkConnection(streams, answer, FrameRoom(self._room, job)))
 
     async def _keep(self, name: str, job: _Job, service_id: str, connection: LinkConnection) -> None:
         host = job.hosts.setdefault(service_id, _Host())

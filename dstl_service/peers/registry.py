@@ -52,8 +52,9 @@ def origin_of(url: str) -> str:
         host = port = None
         parts = urlsplit("")
     if not host or parts.scheme not in _PORTS or parts.username is not None:
+        shown = f"...{url[url.rindex('@') :]}" if "@" in url else url  # what is before it may be a password
         raise InvalidInputError(
-            f"{url[:200]!r} is not a service's address; the form is http://host:port or https://host:port"
+            f"{shown[:200]!r} is not a service's address; the form is http://host:port or https://host:port"
         )
     return f"{parts.scheme}://{f'[{host}]' if ':' in host else host}:{_PORTS[parts.scheme] if port is None else port}"
 

@@ -24,10 +24,15 @@ from dstl_service.wire.values import ChangeSetRef, CheckpointRef, OperatorInfo
 
 @dataclass(frozen=True, slots=True)
 class OpenJob:
-    """Ask for a job and a new epoch; without `max_parallelism` the stored one holds, or the default of a new job."""
+    """
+    Ask for a job and a new epoch; without `max_parallelism` the stored one holds, or the default of a new job.
+
+    `storage` is the URL that the driver was given: a service of another storage refuses. Empty: any.
+    """
 
     owner: ShortText
     max_parallelism: Parallelism | None = None
+    storage: ShortText = ""
 
 
 @dataclass(frozen=True, slots=True)

@@ -18,7 +18,7 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
 
-from loadtest.attack import bodies, forged, hung, pages, paths, slow, smuggling, tokens, users, values
+from loadtest.attack import bodies, forged, hung, links, pages, paths, slow, smuggling, tokens, users, values
 from loadtest.attack.case import Case, Result, judge
 from loadtest.attack.other_user import IS_ROOT
 from loadtest.attack.target import Attacked
@@ -56,7 +56,7 @@ def run(only: str = "", *, is_short: bool = False) -> Iterator[Result]:
     opened, of_users = wanted(opened), wanted(users.cases())
     guarded, peers = wanted([*tokens.cases(), *hung.cases()]), wanted(hung.of_known_peers())
     many, waiting, crowded = wanted(slow.alone()), wanted(slow.together()), wanted(slow.out_of_files())
-    shaking = wanted(slow.of_handshakes())
+    shaking, linked = wanted(slow.of_handshakes()), wanted(links.cases())
     with tempfile.TemporaryDirectory(prefix="attack-") as name:
         folder = Path(name)
         if opened or of_users:
@@ -81,6 +81,9 @@ def run(only: str = "", *, is_short: bool = False) -> Iterator[Result]:
             limit = f"ulimit -n {slow.FILES_MAX}"
             with Attacked(folder / "tls", slow.SETTINGS, token=True, limit=limit, tls=True) as target:
                 yield from _each(shaking, target)
+        if linked:
+            with Attacked(folder / "links", unix=True) as target:
+                yield from _each(linked, target)
 
 
 def _each(cases: Sequence[Case], target: Attacked) -> Iterator[Result]:

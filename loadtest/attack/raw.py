@@ -14,7 +14,8 @@ _STATUS = re.compile(rb"HTTP/1\.[01] (\d{3}) ")
 _QUIET_S = 0.12
 """An answered connection that is silent for this long will send nothing more."""
 
-Address = tuple[str, int]
+Address = tuple[str, int] | str
+"""Host and port, or the path of a Unix socket."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,7 +77,13 @@ def talk(connection: socket.socket, pieces: Iterable[bytes], wait_s: float = 5.0
 @contextmanager
 def connected(address: Address) -> Iterator[socket.socket]:
     """Yield a connection."""
-    with socket.create_connection(address, timeout=5.0) as connection:
+    if not isinstance(address, str):
+        with socket.create_connection(address, timeout=5.0) as connection:
+            yield connection
+        return
+    with socket.socket(socket.AF_UNIX) as connection:
+        connection.settimeout(5.0)
+        connection.connect(address)
         yield connection
 
 

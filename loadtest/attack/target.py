@@ -53,7 +53,7 @@ class State:
 
 class Attacked:
     """
-    A service process on a loopback port, ready on enter, stopped on exit.
+    A service process on a loopback port or a Unix socket, ready on enter, stopped on exit.
 
     Args:
         folder: Its own folder for storage, log and token file.
@@ -62,6 +62,7 @@ class Attacked:
         limit: Shell commands to run before it starts, such as a limit of open files.
         beside: Another service, whose storage and token it shares; then it has no neighbour of its own.
         tls: Whether it has a certificate.
+        unix: Whether it listens on a Unix socket, as a sidecar that starts itself.
     """
 
     def __init__(
@@ -73,6 +74,7 @@ class Attacked:
         limit: str = "",
         beside: Attacked | None = None,
         tls: bool = False,
+        unix: bool = False,
     ) -> None:
         folder.mkdir()
         self.log_path = folder / "log"
@@ -87,10 +89,10 @@ class Attacked:
             path.touch(0o600)
             path.write_text(f"{TOKEN}\n", encoding="utf-8")
             self._environment["DSTL_TOKEN_FILE"] = str(path)
-        with socket.socket() as free:
-            free.bind(("127.0.0.1", 0))
-            self.address: Address = free.getsockname()
-        self.url = f"http{'s' if tls else ''}://{self.address[0]}:{self.address[1]}"
+        host, port = _free_port()
+        self.address: Address = str(folder / "socket") if unix else (host, port)
+        self.url = f"unix://{self.address}" if unix else f"http{'s' if tls else ''}://{host}:{port}"
+        self._listening = ["--socket", str(self.address)] if unix else ["--host", host, "--port", str(port)]
         self._authority_file = self._certified(folder) if tls else None
         self._trust = ssl.create_default_context(cafile=self._authority_file) if tls else None
         if beside is not None:
@@ -100,7 +102,7 @@ class Attacked:
 
     def __enter__(self) -> Self:
         command = [sys.executable, "-m", "dstl_service", "serve", "--storage", f"file://{self.storage}"]
-        command += ["--host", self.address[0], "--port", str(self.address[1])]
+        command += self._listening
         with self.log_path.open("ab") as log:
             self._process = subprocess.Popen(
                 ["/bin/sh", "-c", f'{self._limit or ":"}; exec "$@"', "sh", *command],
@@ -174,7 +176,7 @@ class Attacked:
 
         authority = trustme.CA()
         pem = folder / "service.pem"
-        authority.issue_cert("localhost", self.address[0]).private_key_and_cert_chain_pem.write_to_path(pem)
+        authority.issue_cert("localhost", "127.0.0.1").private_key_and_cert_chain_pem.write_to_path(pem)
         authority.cert_pem.write_to_path(folder / "ca.pem")
         self._environment["DSTL_TLS_CERTIFICATE_FILE"] = str(pem)
         return str(folder / "ca.pem")
@@ -184,6 +186,12 @@ class Attacked:
             return set()
         files = (path.relative_to(self.storage) for path in self.storage.rglob("*") if path.is_file())
         return {str(path) for path in files if path.parts[0] != ".tmp"}  # files that a put will rename
+
+
+def _free_port() -> tuple[str, int]:
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        return "127.0.0.1", int(free.getsockname()[1])
 
 
 def traces(stored: Collection[str], known: Collection[str], own_jobs: Collection[str]) -> tuple[str, ...]:

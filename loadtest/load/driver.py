@@ -51,9 +51,9 @@ class SimulatedDriver:
         self._settings = settings
         self._record = record
         self._client = ServiceClient(settings.service, settings.token)
-        # Only the service uses the storage; this value is ignored.
+        storage = str(self._client.get("/v1/info")["storage"])
         self._backend = BackendSettings(
-            "file:///unused", settings.job, service=settings.service, max_parallelism=settings.max_parallelism
+            storage, settings.job, service=settings.service, max_parallelism=settings.max_parallelism
         )
         self._session: JobSession | None = None
         self._truth = SimulatedTable(KeyGroupRange(0, settings.max_parallelism - 1))

@@ -22,6 +22,7 @@ GROUPS = [
     "tokens",
     "hung and lying peers",
     "slow and many clients",
+    "links",
 ]
 
 

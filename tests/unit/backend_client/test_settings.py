@@ -124,8 +124,19 @@ def test_authority_is_the_hosts_own(monkeypatch: pytest.MonkeyPatch) -> None:
     assert BackendSettings("file:///s", "job").host_ca_file is None
 
 
-def test_address_with_password_is_refused_without_it() -> None:
-    """An address with a password is refused without showing the password."""
+@pytest.mark.parametrize(
+    "address", ["http://user:5ecret@host:1", "user:5ecret@host:1", "ftp://5ecret@host", "http:/5ecret@host"]
+)
+def test_address_with_password_is_refused_without_it(address: str) -> None:
+    """An address with a password is refused without showing the password, also if it is wrong in other ways."""
     with pytest.raises(InvalidInputError, match="token_file") as caught:
-        BackendSettings("file:///s", "job", service="http://user:5ecret@host:1")
+        BackendSettings("file:///s", "job", service=address)
+    assert "5ecret" not in str(caught.value)
+
+
+@pytest.mark.parametrize("url", ["s3://key:5ecret@bucket", "s3//key:5ecret@bucket", "s3:/key:5ecret@bucket"])
+def test_storage_with_credentials_is_refused_without_them(url: str) -> None:
+    """A mistyped storage shows no credentials either."""
+    with pytest.raises(InvalidInputError, match="must not contain credentials") as caught:
+        BackendSettings(url, "job")
     assert "5ecret" not in str(caught.value)

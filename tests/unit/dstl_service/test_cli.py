@@ -47,3 +47,14 @@ def test_log_file_that_cannot_be_written(tmp_path: Path, capsys: pytest.CaptureF
     assert main(["serve", "--storage", tmp_path.as_uri(), "--log-file", str(file)]) == 2
 
     assert f"log_file {file} cannot be written: No such file or directory" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("command", [["jobs"], ["checkpoints", "job"], ["fsck", "job"], ["delete", "job"]])
+def test_storage_that_does_not_exist(tmp_path: Path, command: list[str], capsys: pytest.CaptureFixture[str]) -> None:
+    """A mistyped folder is an error that names it; it is not made, and does not count as a storage without jobs."""
+    name, *arguments = command
+
+    assert main([name, "--storage", (tmp_path / "mistyped").as_uri(), *arguments]) != 0
+
+    assert f"there is no folder {tmp_path / 'mistyped'}" in capsys.readouterr().err
+    assert list(tmp_path.iterdir()) == []

@@ -9,7 +9,7 @@ import pytest
 
 from storage.errors import InvalidInputError
 from storage.local_store import LocalStore
-from storage.open import open_store
+from storage.open import is_same_storage, open_store
 
 
 def test_url_opens_the_same_store_again(tmp_path: Path) -> None:
@@ -66,3 +66,17 @@ def test_missing_boto3_is_said(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "boto3", None)
     with pytest.raises(InvalidInputError, match="boto3"):
         open_store("s3://bucket")
+
+
+def test_same_storage_in_other_words(tmp_path: Path) -> None:
+    """Slashes, links and an omitted host do not matter; bucket, prefix and kind do."""
+    (tmp_path / "a b").mkdir()
+    (tmp_path / "link").symlink_to(tmp_path / "a b")
+    url = (tmp_path / "a b").as_uri()
+
+    assert is_same_storage(url, (tmp_path / "link").as_uri() + "/")
+    assert is_same_storage(url, url.replace("file://", "file://localhost"))
+    assert is_same_storage("s3://bucket/prefix", "s3://bucket/prefix/")
+    assert not is_same_storage("s3://bucket/prefix", "s3://bucket/prefix/more")
+    assert not is_same_storage("s3://bucket", "s3://other")
+    assert not is_same_storage("s3://bucket", url)

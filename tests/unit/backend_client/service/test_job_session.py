@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from backend_client.service import job_session
-from backend_client.service.job_session import connect, kept_client
+from backend_client.service.job_session import JobSession, connect, kept_client
 from backend_client.settings import BackendSettings
 from storage.errors import InvalidInputError
 
@@ -72,3 +72,18 @@ def test_impatient_client_kills_no_sidecar_early(
     connect(BackendSettings("file:///s", "job", patience_s=patience_s), own_s)
 
     assert [ensure.__self__.answer_timeout_s for ensure in ensured] == [expected_s]
+
+
+def test_service_learns_the_storage() -> None:
+    """A service of another storage can refuse the job, see `test_job_opener`."""
+    sent: list[Any] = []
+
+    class Client:
+        def post(self, _path: str, body: Any) -> Any:
+            sent.append(body)
+            return {"job": "job", "job_uid": "u", "epoch": 1, "max_parallelism": 8, "service_id": "s", "latest": None}
+
+    client: Any = Client()
+    JobSession.open(client, BackendSettings("s3://bucket/prefix", "job", service="unix:///s"))
+
+    assert sent[0]["storage"] == "s3://bucket/prefix"

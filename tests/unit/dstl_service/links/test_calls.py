@@ -25,6 +25,11 @@ class Hosts:
         self.gone: set[str] = set()
         self.still: set[str] = set()
         self.cancelled: list[str] = []
+        self.ended: set[str] = set()
+
+    def has(self, job: str) -> bool:
+        """Say whether a job's hosts may connect."""
+        return job not in self.ended
 
     def knows(self, job: str, service_id: str) -> bool:
         """Say whether a host has a link."""
@@ -92,6 +97,24 @@ def test_next_checkpoint_forgets_what_was_fetched_before() -> None:
         assert hosts.cancelled == ["a"]
         assert not calls.reaches("job", "a")
         assert not calls.reaches("job", "b")
+        calls.close()
+
+    asyncio.run(main())
+
+
+def test_handles_of_jobs_that_have_ended_are_forgotten() -> None:
+    """A coordinator of thousands of jobs in turn keeps no handles of those whose links are closed."""
+
+    async def main() -> None:
+        hosts = Hosts()
+        calls = calls_of(hosts)
+        await calls.persist("a", "ended", [ref("a")], wait=False, note=None)
+        await calls.persist("a", "running", [ref("a")], wait=False, note=None)
+        hosts.gone, hosts.ended = {"a"}, {"ended"}
+        await calls.persist("b", "new", [ref("b")], wait=False, note=None)
+
+        assert not calls.reaches("ended", "a")
+        assert calls.reaches("running", "a")
         calls.close()
 
     asyncio.run(main())

@@ -11,12 +11,13 @@ import pytest
 
 from dstl_service.links import connection as module
 from dstl_service.links.connection import Answer, LinkConnection, LinkEndedError, LinkStreams
-from dstl_service.links.frames import FrameDecoder, Message, encode_frame
+from dstl_service.links.frames import FRAME_BYTES_MAX, FrameDecoder, Message, encode_frame
+from dstl_service.links.room import ROOM_BYTES, FrameRoom, LinkRoom
 from storage.errors import InternalError, LostChangesError, OverloadedError
 
 
 @asynccontextmanager
-async def linked(path: Path, answer: Answer) -> AsyncIterator[tuple[LinkConnection, LinkConnection]]:
+async def linked(path: Path, answer: Answer, room: LinkRoom) -> AsyncIterator[tuple[LinkConnection, LinkConnection]]:
     """Give both ends of a link; the second one answers."""
     accepted: asyncio.Future[tuple[asyncio.StreamReader, asyncio.StreamWriter]] = (
         asyncio.get_running_loop().create_future()
@@ -27,7 +28,10 @@ async def linked(path: Path, answer: Answer) -> AsyncIterator[tuple[LinkConnecti
 
     server = await asyncio.start_unix_server(accept, path / "s")
     ends = [await asyncio.open_unix_connection(path / "s"), await accepted]
-    first, second = (LinkConnection(LinkStreams(reader, writer, FrameDecoder()), answer) for reader, writer in ends)
+    first, second = (
+        LinkConnection(LinkStreams(reader, writer, FrameDecoder()), answer, FrameRoom(room, "job"))
+        for reader, writer in ends
+    )
     tasks = [asyncio.create_task(end.run()) for end in (first, second)]
     try:
         yield first, second
@@ -38,12 +42,20 @@ async def linked(path: Path, answer: Answer) -> AsyncIterator[tuple[LinkConnecti
         server.close()
 
 
-def run(path: Path, test: Callable[[LinkConnection, LinkConnection], Awaitable[None]], answer: Answer) -> None:
-    """Run a test with both ends of a link."""
+def run(
+    path: Path,
+    test: Callable[[LinkConnection, LinkConnection], Awaitable[None]],
+    answer: Answer,
+    bytes_max: int = ROOM_BYTES,
+) -> None:
+    """Run a test with both ends of a link, which leaves nothing behind in their room of this size."""
 
     async def main() -> None:
-        async with linked(path, answer) as (first, second):
+        room = LinkRoom(bytes_max)
+        async with linked(path, answer, room) as (first, second):
             await test(first, second)
+        await asyncio.sleep(0)
+        assert room.held_bytes == 0
 
     asyncio.run(main())
 
@@ -108,7 +120,7 @@ def test_silent_side_is_left(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) ->
 
         server = await asyncio.start_unix_server(accept, tmp_path / "s")
         reader, writer = await asyncio.open_unix_connection(tmp_path / "s")
-        end = LinkConnection(LinkStreams(reader, writer, FrameDecoder()), echo)
+        end = LinkConnection(LinkStreams(reader, writer, FrameDecoder()), echo, FrameRoom(LinkRoom(), "job"))
         serving = asyncio.create_task(end.run())
         with pytest.raises(LinkEndedError):
             await end.request({})
@@ -132,6 +144,52 @@ def test_quiet_link_stays(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> No
     run(tmp_path, test, echo)
 
 
+def test_requests_that_take_too_much_memory_are_refused(tmp_path: Path) -> None:
+    """I9: unanswered requests hold a share of the room, by what they take when they are parsed; then it is free."""
+
+    async def test(first: LinkConnection, _second: LinkConnection) -> None:
+        large = [asyncio.create_task(first.request({"wait": 1, "empty": [[]] * 1_000})) for _ in range(10)]
+        refused, _waiting = await asyncio.wait(large, timeout=0.5)
+        assert 0 < len(refused) < 10
+        with pytest.raises(OverloadedError, match="ask again"):
+            await refused.pop()
+        assert await first.request({"n": 1}) == {"n": 1}
+        for task in large:
+            task.cancel()
+        await asyncio.gather(*large, return_exceptions=True)
+
+    run(tmp_path, test, echo, 1_000_000)
+
+
+def test_incomplete_frames_have_a_bound(tmp_path: Path) -> None:
+    """I9: any number of links of one job holds no more than its share, and the next job still gets a frame through."""
+
+    async def main() -> None:
+        room, ended = LinkRoom(), asyncio.Event()
+
+        async def accept(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+            await LinkConnection(LinkStreams(reader, writer, FrameDecoder()), echo, FrameRoom(room, "job")).run()
+            ended.set()
+
+        server = await asyncio.start_unix_server(accept, tmp_path / "s")
+        writers = []
+        for _ in range(6):
+            _, writer = await asyncio.open_unix_connection(tmp_path / "s")
+            writers.append(writer)
+            writer.write(FRAME_BYTES_MAX.to_bytes(4, "big") + b" " * (FRAME_BYTES_MAX // 2))
+            with suppress(OSError):
+                await writer.drain()
+        await ended.wait()
+
+        assert 0 < room.held_bytes <= ROOM_BYTES // 2
+        assert room.take("other", FRAME_BYTES_MAX)
+        for writer in writers:
+            writer.close()
+        server.close()
+
+    asyncio.run(main())
+
+
 def test_end_that_reads_no_answers_is_given_up(tmp_path: Path) -> None:
     """A host of a job cannot fill the memory of its coordinator by asking on and on."""
 
@@ -139,7 +197,7 @@ def test_end_that_reads_no_answers_is_given_up(tmp_path: Path) -> None:
         ended: asyncio.Future[None] = asyncio.get_running_loop().create_future()
 
         async def accept(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-            await LinkConnection(LinkStreams(reader, writer, FrameDecoder()), echo).run()
+            await LinkConnection(LinkStreams(reader, writer, FrameDecoder()), echo, FrameRoom(LinkRoom(), "job")).run()
             ended.set_result(None)
 
         server = await asyncio.start_unix_server(accept, tmp_path / "s")

@@ -7,6 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from dstl_service.links.frames import FRAME_BYTES_MAX, HELLO_BYTES_MAX, FrameDecoder, FrameError, Message, encode_frame
+from dstl_service.wire import JSON_VALUES_MAX
 
 MESSAGES = st.lists(st.dictionaries(st.text(max_size=5), st.one_of(st.integers(), st.text(), st.none())), max_size=5)
 
@@ -44,4 +45,14 @@ def test_anything_else_is_refused(data: bytes) -> None:
     decoder.feed(data)
 
     with pytest.raises(FrameError):
+        decoder.next()
+
+
+def test_frame_of_too_many_values_is_not_parsed() -> None:
+    """Short values take a hundred times their size in memory, and the event loop waits while they are parsed."""
+    body = b'{"x":[' + b"[]," * (JSON_VALUES_MAX // 2) + b"[]]}"
+    decoder = FrameDecoder(FRAME_BYTES_MAX)
+    decoder.feed(len(body).to_bytes(4, "big") + body)
+
+    with pytest.raises(FrameError, match="values"):
         decoder.next()

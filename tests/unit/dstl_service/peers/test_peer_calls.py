@@ -19,7 +19,7 @@ from starlette.types import Message
 from dstl_service.access.certificates import TlsSettings
 from dstl_service.peers.calls import PeerCalls
 from dstl_service.peers.client import PeerClient
-from dstl_service.peers.registry import FOLDER, PeerRegistry, announce, encode_entry, origin_of
+from dstl_service.peers.registry import FOLDER, PeerRegistry, announce, encode_entry, origin_of, parse_allowed
 from dstl_service.process.fair_slots import FairSlots
 from dstl_service.settings import PeerSettings, ServiceSettings
 from dstl_service.uploads.settings import UploadSettings
@@ -463,3 +463,13 @@ class _Peer(PeerClient):
         if self._hung is not None and url == "http://0:1":
             assert self._hung.wait(120)
         return []
+
+
+@pytest.mark.parametrize("url", ["http://user:5ecret@host:1", "user:5ecret@host:1", "ftp://5ecret@host", "5ecret@[::1"])
+def test_address_with_password_is_refused_without_it(url: str) -> None:
+    """The error names the host, and not what may be a password before it."""
+    with pytest.raises(InvalidInputError, match="not a service's address") as caught:
+        parse_allowed(f"http://good:1,{url}")
+
+    assert "5ecret" not in str(caught.value)
+    assert url[-5:] in str(caught.value)

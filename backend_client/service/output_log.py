@@ -10,7 +10,7 @@ from backend_client.service.client import ServiceClient
 from backend_client.service.restore import decoded_segment, unexpected_frame
 from dstl_service.wire import CheckpointRef, EndFrame, GoneFrame, PlanFrame, SegmentFrame, read_frames
 from storage.change_set import ChangeColumns
-from storage.errors import NotFoundError
+from storage.errors import ConflictError, NotFoundError
 from storage.key_groups import KeyGroupRange
 
 
@@ -30,6 +30,8 @@ def read_output(
     after: CheckpointRef | None,
     to: CheckpointRef,
     newest: CheckpointRef | None = None,
+    *,
+    is_set_back: bool = False,
 ) -> Iterator[LoggedOutput]:
     """
     Yield the change sets of a slot's output, in order.
@@ -42,16 +44,24 @@ def read_output(
         after: A checkpoint of the branch of `to`; output up to it is left out. None: all that the log has.
         to: The checkpoint to end with.
         newest: A later checkpoint of the same branch: its log has the output, too, if `to` is no longer stored.
+        is_set_back: Output after `after` was published before, and may have left the log since.
 
     Raises:
         CorruptDataError: Stored output is damaged or missing; names the object.
         NotFoundError: Neither `to` nor `newest` is stored any more.
+        ConflictError: With `is_set_back`: the checkpoints after `after` are no longer stored, so output is missing.
         UnavailableError: The sidecar or its store does not answer.
     """
     done, first = 0, 0 if after is None else after.id + 1
     missing: NotFoundError | None = None
     # A checkpoint's own log has all that was unpublished, in the same order; so has that of every later one.
     for have, until in ((after, to), (None, to), (None, newest or to)):
+        if is_set_back and have is None and after is not None:
+            raise ConflictError(
+                f"slot {slot} of sink {sink!r} had published more than checkpoint {after.id}, where it stands: its "
+                "system was set back, and the log no longer has what is missing. Rewind the job to that checkpoint or "
+                "one before, or give the sink another name to go on without"
+            )
         logged = _read(client, job, sink, slot, have, until)
         wanted = (item for item in logged if first <= item.checkpoint_id <= to.id)
         try:
@@ -73,6 +83,8 @@ def _read(
     with client.restore(job, sink, KeyGroupRange(slot, slot), have, to.to_text(), is_output=True) as stream:
         for frame, payload in read_frames(stream):
             match frame:
+                case PlanFrame() if frame.is_full and after is not None:
+                    raise NotFoundError("the checkpoint to begin with is no longer stored")
                 case PlanFrame():
                     continue
                 case SegmentFrame():

@@ -49,6 +49,7 @@ class Target:
         given_up: Output up to this checkpoint is not published any more.
         newest: A later checkpoint of the same branch, whose log has the output too when the first one is subsumed.
         marked_slots: Slots below this number have published before, and so have a marker.
+        published: Those slots have published up to this checkpoint; None if that is not known.
     """
 
     checkpoint: CheckpointRef
@@ -56,6 +57,12 @@ class Target:
     given_up: int | None = None
     newest: CheckpointRef | None = None
     marked_slots: int = 0
+    published: int | None = None
+
+    def is_set_back(self, slot: Slot, after: CheckpointRef | None) -> bool:
+        """Return whether a slot has published more than its marker, at `after`, says: its system was set back."""
+        is_known = slot.number < self.marked_slots and self.published is not None
+        return is_known and after is not None and after.id < (self.published or 0)
 
 
 def is_due(marker: Marker | None, slot: Slot, target: Target) -> bool:

@@ -209,13 +209,18 @@ class StateTester:
         self._states, self._watermark_ms = self._checkpointed, self._checkpointed_watermark_ms
         if processor is not None:
             self._take_processor(processor)
+        else:  # it may be newer than the checkpoint
+            self._take_states()
 
     def _take_processor(self, processor: StatefulProcessor) -> None:
-        stored = self._states
-        declared, self._recreated_states = self._declared(processor)
-        self._states = merge_states(_NAME, stored, declared)
-        self._local.delete(ids_to_delete(stored, self._states))
+        self._asked_for, self._recreated_states = self._declared(processor)
+        self._take_states()
         self.processor = processor
+
+    def _take_states(self) -> None:
+        stored = self._states
+        self._states = merge_states(_NAME, stored, self._asked_for)
+        self._local.delete(ids_to_delete(stored, self._states))
 
     def _declared(self, processor: StatefulProcessor) -> tuple[dict[str, StateInfo], frozenset[str]]:
         return declare_states(_NAME, processor, _schema, self._mode)

@@ -246,7 +246,9 @@ class StatefulStreamWriter:
 
     def _function_plan(self, function: BatchFunction | ForeachRows, request: SinkRequest | None) -> OutputPlan:
         once = request is not None and writes_once(self._query.spark, request)
-        return function_plan(function, self._guarantee(), self._abandoned(), writes_once=once)
+        return function_plan(
+            function, self._guarantee(), self._abandoned(), writes_once=once, numbers_batches=request is not None
+        )
 
     def _sink_plan(self, plan: SinkPlan) -> SinkPlan:
         if self._guarantee() not in (None, EXACTLY_ONCE):

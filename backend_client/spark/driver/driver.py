@@ -95,9 +95,11 @@ class BatchRunner:
         self._links = HostLinks(query.spark, session, query.settings)
         self.rescaling = Rescaling(infos, session.max_parallelism, prepare)
         beside, pin = own_session(query.spark), self._pin
-        self.output: Output = output.open(
-            query.settings, session, shipments, lambda slots: place_numbers(beside, range(slots), slots, pin)
-        )
+
+        def placed(slots: int) -> DataFrame:
+            return place_numbers(beside, range(slots), slots, pin)
+
+        self.output: Output = output.open(query.settings, session, shipments, placed, log.given_up())
 
     @classmethod
     def open(cls, query: Query, output: OutputPlan, log: CheckpointLog, report: Report) -> BatchRunner:

@@ -23,7 +23,12 @@ def check_guarantee(name: str) -> str:
 
 
 def function_plan(
-    function: BatchFunction | ForeachRows, guarantee: str | None, abandoned: frozenset[str], *, writes_once: bool
+    function: BatchFunction | ForeachRows,
+    guarantee: str | None,
+    abandoned: frozenset[str],
+    *,
+    writes_once: bool,
+    numbers_batches: bool,
 ) -> OutputPlan:
     """
     Return the output of a query whose batches a function writes.
@@ -33,6 +38,7 @@ def function_plan(
         guarantee: The guarantee that the user asked for; None for the most that the function can keep.
         abandoned: See `outputs.closed_sinks`.
         writes_once: Whether the function skips a batch that it has written before, as Spark's file sinks do.
+        numbers_batches: Whether it is one of Spark's sinks, which know batches by their ids.
 
     Raises:
         InvalidInputError: The function cannot keep the guarantee.
@@ -43,4 +49,4 @@ def function_plan(
             "format, format('kafka'), or sink(…) with KafkaSink, PostgresSink, ParquetSink or your own; foreachBatch, "
             "foreach and Spark's other sinks are 'at-least-once' or 'at-most-once'"
         )
-    return FunctionPlan(function, guarantee == AT_MOST_ONCE, abandoned)
+    return FunctionPlan(function, guarantee == AT_MOST_ONCE, abandoned, numbers_batches)

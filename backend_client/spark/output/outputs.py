@@ -82,12 +82,14 @@ class FunctionOutput:
     Args:
         function: The function.
         at_most_once: Whether it runs after the checkpoint, and never again.
+        ahead: How many batches it has seen that were given up by rewinds, if it numbers batches itself.
         operators: Sinks of former queries.
         unpublished: Always 0.
     """
 
     function: BatchFunction
     at_most_once: bool = False
+    ahead: int = 0
     operators: Sequence[OperatorInfo] = ()
     unpublished: int = 0
 
@@ -104,7 +106,7 @@ class FunctionOutput:
     def before_checkpoint(self, frame: DataFrame, batch_id: int) -> None:
         """Call the function if it runs at least once."""
         if not self.at_most_once:
-            self.function(frame, batch_id)
+            self.function(frame, batch_id + self.ahead)
 
     def after_checkpoint(self, frame: DataFrame, checkpoint: CheckpointRef) -> None:
         """
@@ -116,7 +118,7 @@ class FunctionOutput:
         if not self.at_most_once:
             return
         try:
-            self.function(frame, checkpoint.id)
+            self.function(frame, checkpoint.id + self.ahead)
         except Exception as error:
             raise LostOutputError(
                 f"the output of batch {checkpoint.id} is lost in whole or in part, as guarantee='at-most-once' allows: "
@@ -215,7 +217,9 @@ class SinkOutput:
 
     def after_checkpoint(self, frame: DataFrame, checkpoint: CheckpointRef) -> None:
         """Have the checkpoint's output published."""
-        self._publisher.submit(Target(checkpoint), self._logged_bytes)
+        published = self._publisher.published
+        marked = 0 if published is None else self._slots
+        self._publisher.submit(Target(checkpoint, marked_slots=marked, published=published), self._logged_bytes)
 
     def stop_waiting(self) -> None:
         """Let no batch wait any more."""
@@ -241,11 +245,17 @@ class SinkOutput:
 
 @dataclass(frozen=True, slots=True)
 class FunctionPlan:
-    """A function as output, before the query takes its job over; see `FunctionOutput`."""
+    """
+    A function as output, before the query takes its job over; see `FunctionOutput`.
+
+    With `numbers_batches` it is a sink of Spark, which leaves out batches up to the newest one that it has seen: after
+    a rewind, whose batches have the ids of others, it gets greater ones.
+    """
 
     function: BatchFunction | ForeachRows
     at_most_once: bool = False
     abandoned: frozenset[str] = frozenset()
+    numbers_batches: bool = False
 
     def check(self, settings: BackendSettings, job: JobInfo | None, shipments: Shipments) -> None:
         """Check that the function can be sent to tasks, and what `closed_sinks` checks; `InvalidInputError` if not."""
@@ -259,12 +269,13 @@ class FunctionPlan:
         session: JobSession,
         shipments: Shipments,
         place_numbers: PlaceNumbers,
+        given_up: int,
     ) -> Output:
-        """Return the output of a query that owns its job."""
+        """Return the output of a query that owns its job, after `given_up` batches that rewinds gave up."""
         function = self.function
         shipped = function.shipped(shipments) if isinstance(function, ForeachRows) else function
         closed = closed_sinks(session.latest, "", "", self.abandoned)
-        return FunctionOutput(shipped, self.at_most_once, closed)
+        return FunctionOutput(shipped, self.at_most_once, given_up if self.numbers_batches else 0, closed)
 
 
 @dataclass(frozen=True, slots=True)
@@ -310,8 +321,9 @@ class SinkPlan:
         session: JobSession,
         shipments: Shipments,
         place_numbers: PlaceNumbers,
+        given_up: int,
     ) -> Output:
-        """Return the output of a query that owns its job."""
+        """Return the output of a query that owns its job; markers tell branches apart, so `given_up` is not needed."""
         # A slot is logged as a key group.
         plan = replace(self, slots=min(self.slots, session.max_parallelism))
         return SinkOutput(plan, settings, session, shipments, place_numbers)

@@ -68,5 +68,6 @@ def first_target(latest: CheckpointInfo, stored: OperatorInfo | None, slots: int
         starts_branch=begins,
         given_up=stored.published if stored is not None and known is None else None,
         marked_slots=known.parallelism if known is not None and known.published is not None else 0,
+        published=known.published if known is not None else None,
     )
     return target, begins or known is None or slots != known.parallelism

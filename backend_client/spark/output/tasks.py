@@ -121,7 +121,8 @@ class PublishTask:
 
     def _read(self, slot: Slot, after: CheckpointRef | None) -> Iterator[LoggedRecords]:
         client, target = kept_client(self.settings), self.target
+        is_set_back = target.is_set_back(slot, after)
         for checkpoint_id, source, changes in read_output(
-            client, slot.job, slot.sink, slot.number, after, target.checkpoint, target.newest
+            client, slot.job, slot.sink, slot.number, after, target.checkpoint, target.newest, is_set_back=is_set_back
         ):
             yield LoggedRecords(epoch_of(changes, source), checkpoint_id, record_batches(changes, source))

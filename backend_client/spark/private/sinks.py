@@ -10,7 +10,7 @@ from pyspark.errors import PySparkException
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql.types import StructType
 
-from backend_client.spark.private.session import is_a, java_frame, java_session, jvm_of, needed
+from backend_client.spark.private.session import hadoop_folder, is_a, java_frame, java_session, jvm_of, needed
 from storage.errors import InvalidInputError
 
 _FOREACH_BATCH = "use foreachBatch and write the batch there, for example batch.write.format({!r})…"
@@ -43,7 +43,7 @@ class Format:
             sink = streaming.sinks.FileStreamSink(
                 java_session(self._spark), path, self._provider, self._seq(columns), self._options(options)
             )
-        return _adding(sink)
+        return _without_gaps(self._spark, path, _adding(sink))
 
     def stream_sink(
         self, columns: Sequence[str], options: Mapping[str, str], output_mode: str
@@ -95,6 +95,22 @@ def memory_sink(spark: SparkSession, schema: StructType, table: str) -> Callable
         plan = sql.execution.streaming.sources.MemoryPlan(sink, attributes)
         sql.classic.Dataset.ofRows(session, plan).createOrReplaceTempView(table)
     return lambda batch, batch_id: sink.write(batch_id, False, java_frame(batch).collect())
+
+
+def _without_gaps(
+    spark: SparkSession, path: str, add: Callable[[DataFrame, int], None]
+) -> Callable[[DataFrame, int], None]:
+    """Return the function that first adds empty batches for missing ids: Spark's log of files must have no gap."""
+
+    def write(batch: DataFrame, batch_id: int) -> None:
+        folder, files = hadoop_folder(spark, f"{path.rstrip('/')}/_spark_metadata")
+        names = [str(each.getPath().getName()) for each in files.listStatus(folder)] if files.exists(folder) else []
+        newest = max((int(name.partition(".")[0]) for name in names if name[0].isdigit()), default=batch_id)
+        for missing in range(newest + 1, batch_id):
+            add(batch.sparkSession.createDataFrame(batch.sparkSession.sparkContext.emptyRDD(), batch.schema), missing)
+        add(batch, batch_id)
+
+    return write
 
 
 def _adding(sink: Any) -> Callable[[DataFrame, int], None]:

@@ -19,6 +19,8 @@ from backend_client.spark.private.session import hadoop_folder, hadoop_path
 
 _SET_BACK = "dstl-set-back"
 """File with the uid of the checkpoint that the folder was last set back to."""
+_GIVEN_UP = "dstl-given-up"
+"""Folder with an empty file ``<number>_<batches>_<uid>`` for each time that the folder was set back, from 0 on."""
 
 
 class CheckpointLog:
@@ -59,6 +61,15 @@ class CheckpointLog:
             for name in names:
                 self._files.delete(self._at(f"offsets/{name}"), False)
 
+    def given_up(self) -> int:
+        """
+        Return by how many batches a sink that numbers them is ahead of Spark, which plans their ids again.
+
+        Negative if the query was set forward.
+        """
+        times = self._times_set_back()
+        return times[-1][1] if times else 0
+
     def rewind(self, batch_id: int, offsets: str, uid: str, closed_ms: int | None = None) -> None:
         """
         Set the query back to the point after a batch: Spark plans the next batch again, with new offsets.
@@ -69,12 +80,13 @@ class CheckpointLog:
         Args:
             batch_id: The batch.
             offsets: Its offsets entry. Spark deletes old entries; those that it needs are written again.
-            uid: Identifies this rewind.
+            uid: Identifies this rewind; letters, digits, - and _.
             closed_ms: The watermark in ms at which the batch was closed, None if it was left open. It becomes the next
                 batch's watermark if Spark's commit entry is gone.
         """
         if self._read(_SET_BACK) == uid:
             return
+        self._note_given_up(batch_id, uid)
         for folder in ("commits", "offsets"):
             later = [number for number in self._numbers(folder) if number > batch_id]
             for number in sorted(later, reverse=True):
@@ -90,12 +102,26 @@ class CheckpointLog:
                     self._write(f"{folder}/{number}", text)
         self._write(_SET_BACK, uid)
 
+    def _note_given_up(self, batch_id: int, uid: str) -> None:
+        times = self._times_set_back()
+        if any(noted == uid for _, _, noted in times):
+            return  # an earlier call was interrupted, maybe after it deleted entries
+        newest = max([*self._numbers("offsets"), *self._numbers("commits")], default=batch_id)
+        self._write(f"{_GIVEN_UP}/{len(times)}_{self.given_up() + newest - batch_id}_{uid}", "")
+
+    def _times_set_back(self) -> list[tuple[int, int, str]]:
+        """Return number, batches given up until then, and uid of each time."""
+        names = [name.split("_", 2) for name in self._names(_GIVEN_UP) if name[0].isdigit()]
+        return sorted((int(number), int(batches), uid) for number, batches, uid in names)
+
     def _numbers(self, folder: str) -> list[int]:
+        return [int(name) for name in self._names(folder) if name.isdigit()]
+
+    def _names(self, folder: str) -> list[str]:
         path = self._at(folder)
         if not self._files.exists(path):
             return []
-        names = [str(entry.getPath().getName()) for entry in self._files.listStatus(path)]
-        return [int(name) for name in names if name.isdigit()]
+        return [str(entry.getPath().getName()) for entry in self._files.listStatus(path)]
 
     def _at(self, name: str) -> Any:
         return hadoop_path(self._spark, self._path, name)

@@ -19,7 +19,7 @@ from dstl_service.repair.fsck import check_job
 from dstl_service.repair.rebuild import rebuild_registry
 from dstl_service.wire import SINK, ChangeSetRef, CheckpointRef, OperatorInfo
 from storage.clock import SystemClock, SystemIds
-from storage.errors import NotFoundError
+from storage.errors import ConflictError, NotFoundError
 from storage.key_groups import KeyGroupRange
 from storage.open import open_store
 from tests.waiting import wait_until
@@ -95,6 +95,10 @@ def test_unpublished_output_stays_and_published_goes(service: ServiceProcess, tm
     assert job.logged(1, None, job.refs[10]) == [5, 6, 7, 8, 9, 10]
     with pytest.raises(NotFoundError):
         list(read_output(client, job.name, "output", 0, None, job.refs[10]))
+    assert job.base is not None
+    assert list(read_output(client, job.name, "output", 0, job.refs[-2], job.base, is_set_back=True))
+    with pytest.raises(ConflictError, match="had published more than checkpoint 2, where it stands: its system was"):
+        list(read_output(client, job.name, "output", 0, job.refs[2], job.base, is_set_back=True))
     for _ in range(21):
         job.batch(published=CHECKPOINTS - 1)
     assert job.logged(0)[0] >= CHECKPOINTS

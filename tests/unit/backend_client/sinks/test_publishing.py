@@ -161,6 +161,21 @@ def test_lost_marker_is_an_error() -> None:
     assert is_due(None, SLOT, Target(ref(1), marked_slots=3))
 
 
+@pytest.mark.parametrize(
+    ("at", "target", "is_set_back"),
+    [
+        (ref(5), Target(ref(9), marked_slots=4, published=6), True),
+        (ref(6), Target(ref(9), marked_slots=4, published=6), False),
+        (ref(5), Target(ref(9), marked_slots=3, published=6), False),
+        (ref(5), Target(ref(9), marked_slots=4), False),
+        (None, Target(ref(9), marked_slots=4, published=6), False),
+    ],
+)
+def test_system_that_was_set_back(at: CheckpointRef | None, target: Target, is_set_back: bool) -> None:
+    """A slot in use stands before what the job knows to be published; a slot that was not in use may."""
+    assert target.is_set_back(SLOT, at) is is_set_back
+
+
 @pytest.mark.parametrize("earlier", [(), ((0, 4),), ((0, 4), (12, 9))])
 def test_marker_travels_as_text(earlier: tuple[tuple[int, int], ...]) -> None:
     """Sinks store one line of text."""

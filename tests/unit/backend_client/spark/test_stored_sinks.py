@@ -34,9 +34,9 @@ def sink(kind: str = SINK, published: int | None = None) -> OperatorInfo:
     ("stored", "slots", "target", "must_end"),
     [
         (sink(), 2, Target(REF), False),
-        (sink(published=7), 2, Target(REF, marked_slots=2), False),
-        (sink(published=7), 1, Target(REF, marked_slots=2), True),
-        (sink(published=7), 3, Target(REF, starts_branch=True, marked_slots=2), True),
+        (sink(published=7), 2, Target(REF, marked_slots=2, published=7), False),
+        (sink(published=7), 1, Target(REF, marked_slots=2, published=7), True),
+        (sink(published=7), 3, Target(REF, starts_branch=True, marked_slots=2, published=7), True),
         (sink(CLOSED_SINK, 7), 2, Target(REF, starts_branch=True, given_up=7), True),
         (None, 2, Target(REF, starts_branch=True), True),
     ],

@@ -115,6 +115,9 @@ def test_next_version_of_processor_reads_older_state(tester: StateTester) -> Non
 
     assert tester.peekValueState("count", "ann") == (None, 2)
     assert tester.test("ann", purchases(3.0)) == [Row(key="ann", n=2)]
+    tester.restore(parallelism=2)  # the newer version again, on the same checkpoint
+    assert tester.peekValueState("count", "ann") == (None, 2)
+    assert tester.test("ann", purchases(3.0)) == [Row(key="ann", n=2)]
     tester.checkpoint()
     with pytest.raises(InvalidInputError, match="state 'count' of operator 'StateTester': field 'n' was"):
         tester.restore(processor=Purchases())

@@ -56,6 +56,7 @@ class RebuildReport:
         query_id: Spark's query id of this checkpoint.
         epoch: The new epoch, which fences older drivers.
         lost: Newer checkpoints that cannot be restored, with the reason.
+        sinks: Names of sinks that may have published output of lost checkpoints.
         manifests: Keys of the new manifests.
         moved: Keys of damaged objects that were moved away.
     """
@@ -71,6 +72,7 @@ class RebuildReport:
     query_id: str = ""
     epoch: int = 0
     lost: list[str] = field(default_factory=list)
+    sinks: list[str] = field(default_factory=list)
     manifests: list[str] = field(default_factory=list)
     moved: list[str] = field(default_factory=list)
 
@@ -133,6 +135,8 @@ def rebuild_registry(
         raise CorruptDataError(f"no checkpoint of job {job!r} can be restored: {'; '.join(_causes(report))}", job=job)
     manifests = manifests_of(plan, registry, life, survey.stored)
     newest = plan.path[0]
+    # Of a checkpoint whose only object is lost, nothing tells; so each one that has to be written counts.
+    report.sinks = [info.name for info in newest.operators if info.is_sink and (report.lost or manifests)]
     made = manifests[-1] if manifests else newest.manifest
     assert made is not None  # no manifest is written only if one exists
     report.checkpoint = made.ref.to_text()
@@ -160,6 +164,12 @@ def describe_rebuild(report: RebuildReport) -> list[str]:
         lines.append(
             f"Nothing proves that checkpoint {number} was completed. If commits/{number} is missing in the Spark "
             f"checkpoint of query {report.query_id or 'unknown'}, exclude it with --up-to {int(number) - 1}"
+        )
+    if report.sinks:
+        lines.append(
+            f"Sinks may have published output of checkpoints that are lost: {', '.join(report.sinks)}. Before the query "
+            "starts, rewind the job by one more checkpoint (`dstl rewind`): then new output under the lost ids is not "
+            "taken for published"
         )
     if report.is_written:
         lines.append(f"the registry was written; the job is at epoch {report.epoch}")

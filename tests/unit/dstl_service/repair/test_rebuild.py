@@ -24,7 +24,7 @@ from dstl_service.registry.job_store import JobStore
 from dstl_service.repair.fsck import check_job
 from dstl_service.repair.manifests import manifests_of
 from dstl_service.repair.plan import CheckpointCandidate, choose
-from dstl_service.repair.rebuild import RebuildReport, rebuild_registry
+from dstl_service.repair.rebuild import RebuildReport, describe_rebuild, rebuild_registry
 from dstl_service.repair.scan import Registry
 from dstl_service.restore.plan import plan_restore, read_plan
 from dstl_service.restore.segment_cache import SegmentCache
@@ -351,6 +351,21 @@ def test_newest_whole_checkpoint_is_chosen(story: Story, lost: int, damage: str)
     assert len(report.lost) >= LAST - lost
     assert damage == "missing" or key in " ".join(report.object_problems)
     assert check_job(story.store, "job").problems == []
+
+
+def test_lost_checkpoints_may_be_published(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A rebuild that loses checkpoints of a job with a sink says what to do before their ids come again."""
+    sink = {"name": "output", "parallelism": 1, "key_schema": "", "states": {}, "kind": "sink"}
+    monkeypatch.setattr(f"{__name__}.OPERATOR_INFOS", [*OPERATOR_INFOS, sink])
+    story = Story(MemoryStore()).tell()
+    story.store.delete([story.object_of(LAST)])
+    story.lose("job.json", "epochs/", "checkpoints/")
+    report = story.rebuild()
+
+    assert report.sinks == ["output"]
+    assert "rewind the job by one more checkpoint" in "\n".join(describe_rebuild(report))
+    report.sinks = []
+    assert "dstl rewind" not in "\n".join(describe_rebuild(report))
 
 
 def test_loss_of_log_start_is_fatal(story: Story) -> None:

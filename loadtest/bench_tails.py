@@ -17,7 +17,7 @@ from loadtest.bench_service import line_of
 from loadtest.virtual_uploads import VirtualStore, change_set, uploader
 from tools.reporting.figures import Figure, Goal, percentile
 from tools.reporting.target import TargetReport, is_set
-from tools.servers.store_profiles import PROFILES, SMALL_BYTES_MAX
+from tools.servers.faults.store_profiles import PROFILES, SMALL_BYTES_MAX
 
 PERSISTS, PERSISTS_SHORT = 20_000, 1_000
 PAUSE_S = 0.2

@@ -14,7 +14,7 @@ from storage.memory_store import MemoryStore
 from storage.model import ChangeSetId, Segment, Writer
 from storage.object_store import ObjectData
 from storage.testing import FakeIds
-from tools.servers.store_profiles import SMALL_BYTES_MAX, StoreProfile
+from tools.servers.faults.store_profiles import SMALL_BYTES_MAX, StoreProfile
 from tools.virtual_time import VirtualLoop
 
 

@@ -189,8 +189,8 @@ def _slice(table: pa.Table, key_groups: KeyGroupRange) -> pa.Table:
 def _rows_of(keys: pa.Array | pa.ChunkedArray, key_groups: KeyGroupRange) -> tuple[int, int]:
     """Return begin and end of the rows of these key groups; they are adjacent, because the rows are sorted."""
     begin = bisect_left(range(len(keys)), struct.pack(">H", key_groups.first), key=lambda row: keys[row].as_py())
-    behind = struct.pack(">H", key_groups.last + 1)
-    return begin, bisect_left(range(len(keys)), behind, lo=begin, key=lambda row: keys[row].as_py())
+    end = struct.pack(">H", key_groups.last + 1)
+    return begin, bisect_left(range(len(keys)), end, lo=begin, key=lambda row: keys[row].as_py())
 
 
 def _encode(columns: ChangeColumns, compression: Compression = "zstd") -> bytes:

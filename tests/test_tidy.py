@@ -128,7 +128,7 @@ DOORS: dict[str, tuple[str, ...]] = {
         "tools/servers/",
     ),
     "psycopg": (
-        *(f"backend_client/sinks/{name}.py" for name in ("postgres", "postgres_check")),
+        "backend_client/sinks/postgres/",
         "loadtest/",
         "tools/servers/",
     ),

@@ -151,8 +151,8 @@ class ColumnarState:
         ends = []
         for group, head in self._index_heads.items():
             low = head if watermark_ms is None else head + _end(watermark_ms + 1)
-            behind = table_key(group, int(self._index_id or 0) + 1, b"")
-            first = islice(self._scan(low, behind), 1)
+            high = table_key(group, int(self._index_id or 0) + 1, b"")
+            first = islice(self._scan(low, high), 1)
             ends += [index_key[len(head) : len(head) + _END.size] for index_key, _ in first]
         return _END.unpack(min(ends))[0] - _SIGN if ends else None
 

@@ -112,14 +112,14 @@ class StateColumns:
         ]
         if (np.sum([np.full(len(sizes), width), *lengths], axis=0) != sizes).any():
             raise _corrupt("its length does not match its fields")
-        arrays, behind = [], begins + width
+        arrays, starts = [], begins + width
         for position, (name, field) in enumerate(zip(self._names, self.schema, strict=True)):
             nulls = np.ones(len(values), np.bool_)
             nulls[present] = (fixed["nulls"][:, position // 8] >> (position % 8)) & 1
             if self._varying[position]:
                 # A cast would refuse text that is invalid UTF-8; Spark's may be.
-                arrays.append(_scattered_bytes(data, behind, fixed[name], present, nulls).view(field.type))
-                behind = behind + fixed[name]
+                arrays.append(_scattered_bytes(data, starts, fixed[name], present, nulls).view(field.type))
+                starts = starts + fixed[name]
             else:
                 spread = np.zeros(len(values), self._layout[name])
                 spread[present] = fixed[name]

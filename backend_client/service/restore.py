@@ -205,8 +205,8 @@ def _receive(incoming: IncomingSnapshot, snapshot: SnapshotFrame, frames: Frames
 
 
 def _of_snapshot(incoming: IncomingSnapshot, key_groups: KeyGroupRange) -> Changes:
-    behind = _KEY_GROUP.pack(key_groups.last + 1)
-    items = takewhile(lambda item: item[0] < behind, incoming.items(_KEY_GROUP.pack(key_groups.first)))
+    end = _KEY_GROUP.pack(key_groups.last + 1)
+    items = takewhile(lambda item: item[0] < end, incoming.items(_KEY_GROUP.pack(key_groups.first)))
     return in_columns(items)
 
 

@@ -224,9 +224,9 @@ class MapVariable(Entries):
 
     def iterator(self) -> Iterator[tuple[tuple[Any, ...], tuple[Any, ...]]]:
         """Yield keys and values, in no particular order."""
-        behind = len(self._enter())
+        prefix_bytes = len(self._enter())
         for entry, data in self._items():
-            yield self._key_codec.decode(entry[behind:]), self._value_codec.decode(data)
+            yield self._key_codec.decode(entry[prefix_bytes:]), self._value_codec.decode(data)
 
     def keys(self) -> Iterator[tuple[Any, ...]]:
         """Yield the keys of the map, in no particular order."""

@@ -97,8 +97,8 @@ class Timers(Entries):
 
     def timestamps(self) -> Iterator[int]:
         """Return the timers in ms, in ascending order."""
-        behind = len(self._enter())
-        return iter(sorted(_unpack(entry[behind:]) for entry, _ in self._items()))
+        prefix_bytes = len(self._enter())
+        return iter(sorted(_unpack(entry[prefix_bytes:]) for entry, _ in self._items()))
 
     def add_due(self, timestamps: Iterable[int]) -> None:
         """Add stored due timers to those set in this batch."""

@@ -113,11 +113,11 @@ class TableJournal:
     def load(self, version: str | None) -> None:
         """Read the records that follow from the table's version."""
         at = 0
-        for begin, end, parts, behind in _records(self._path.read_bytes()):
+        for begin, end, parts, next_at in _records(self._path.read_bytes()):
             if begin != (self.version or version):
                 break
             self.add(parts, end)
-            at = behind
+            at = next_at
         self._size_bytes = at
 
     def append(self, parts: Sequence[ChangeColumns], version: str | None, new_version: str) -> bool:
@@ -290,8 +290,8 @@ def _records(data: bytes) -> Iterator[tuple[str, str, list[ChangeColumns], int]]
     with suppress(ValueError, TypeError, struct.error, msgpack.UnpackException, CorruptDataError):
         while left:
             checksum, body_bytes = _FRAME.unpack_from(left)
-            behind = _FRAME.size + body_bytes
-            body, left = left[_FRAME.size : behind], left[behind:]
+            record_bytes = _FRAME.size + body_bytes
+            body, left = left[_FRAME.size : record_bytes], left[record_bytes:]
             if checksum64(body) != checksum:
                 return
             at = _SIZE_BYTES + int.from_bytes(body[:_SIZE_BYTES], "little")

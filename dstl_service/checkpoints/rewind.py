@@ -94,14 +94,14 @@ def rewind(
     target = _retained(job, retained, checkpoint_id) if savepoint is None else job_store.savepoints.load(savepoint)
     if target.ref == newest.ref:
         raise InvalidInputError(f"job {job!r} is already at checkpoint {target.ref.to_text()}: choose another one")
-    behind = sum(manifest.id > target.id for manifest in job_store.completed())
+    given_up = sum(manifest.id > target.id for manifest in job_store.completed())
     published = {
         sink.name: sink.published
         for sink in newest.operators
         if sink.is_sink and sink.published is not None and sink.published > target.id
     }
     report = RewindReport(
-        job, False, newest.ref.to_text(), target.ref.to_text(), behind, before_rewind(newest.ref), published=published
+        job, False, newest.ref.to_text(), target.ref.to_text(), given_up, before_rewind(newest.ref), published=published
     )
     if not write:
         return report

@@ -48,7 +48,7 @@ class Place(NamedTuple):
         branch, number = divmod(generation, BRANCH_GENERATIONS)
         return cls(branch, checkpoint_id, number)
 
-    def behind(self, *, is_fence: bool) -> Place:
+    def next(self, *, is_fence: bool) -> Place:
         """
         Return the place to write after this one: the same id after a fence, the next id after a checkpoint.
 

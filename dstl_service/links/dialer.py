@@ -67,7 +67,7 @@ class LinkDialer:
         Wait for the link to a job's coordinator, at most `CONNECT_WITHIN_S`; another address replaces the link.
 
         Raises:
-            InvalidInputError: The address's certificate is none.
+            InvalidInputError: The address's certificate is not one in PEM.
         """
         loop = asyncio.get_running_loop()
         link = self._links.get(job)

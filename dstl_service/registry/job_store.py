@@ -158,7 +158,7 @@ class JobStore(OwnedJob):
                 if there.uid == manifest.uid:
                     return there, len(encode_manifest(there))
                 self._check_may_follow(manifest, there)
-                place = place_of_manifest(there).behind(is_fence=True)
+                place = place_of_manifest(there).next(is_fence=True)
                 continue
             self._know(candidate)
             return candidate, size_bytes
@@ -280,7 +280,7 @@ class JobStore(OwnedJob):
         """Return the first place to try: after the epoch's own fence if that has the same id, else number 0."""
         place = Place(_branch_of(manifest.base), manifest.id, 0)
         epoch, fence = self._own_fence or (0, place)
-        return fence.behind(is_fence=True) if epoch == manifest.epoch and fence[:2] == place[:2] else place
+        return fence.next(is_fence=True) if epoch == manifest.epoch and fence[:2] == place[:2] else place
 
     def _last_behind(self, taken: Place, epoch: int) -> Manifest:
         """Return the last manifest at the id of a taken place; of several fences, only the last is read."""

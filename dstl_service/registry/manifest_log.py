@@ -57,7 +57,7 @@ class Stand:
         """The place to write next."""
         if self.last is None:
             return Place(self.branch, 0, 0)
-        return place_of_manifest(self.last).behind(is_fence=self.last.kind is ManifestKind.FENCE)
+        return place_of_manifest(self.last).next(is_fence=self.last.kind is ManifestKind.FENCE)
 
 
 class ManifestLog:

@@ -167,9 +167,9 @@ def describe_rebuild(report: RebuildReport) -> list[str]:
         )
     if report.sinks:
         lines.append(
-            f"Sinks may have published output of checkpoints that are lost: {', '.join(report.sinks)}. Before the query "
-            "starts, rewind the job by one more checkpoint (`dstl rewind`): then new output under the lost ids is not "
-            "taken for published"
+            f"Sinks may have published output of checkpoints that are lost: {', '.join(report.sinks)}. Before the "
+            "query starts, rewind the job by one more checkpoint (`dstl rewind`): then new output under the lost ids "
+            "is not taken for published"
         )
     if report.is_written:
         lines.append(f"the registry was written; the job is at epoch {report.epoch}")

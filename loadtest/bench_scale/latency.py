@@ -7,7 +7,7 @@ from random import Random
 
 from dstl_service.uploads.settings import UploadSettings
 from loadtest.virtual_uploads import VirtualStore, change_set, uploader
-from tools.servers.store_profiles import StoreProfile
+from tools.servers.faults.store_profiles import StoreProfile
 
 _PAUSE_S = 0.2
 

@@ -23,14 +23,14 @@ from contextlib import ExitStack, suppress
 from pathlib import Path
 from typing import Self
 
-from loadtest.load.figures import Samples, figures_of
+from loadtest.load.result.figures import Samples, figures_of
+from loadtest.load.result.thresholds import read_thresholds
+from loadtest.load.result.verdict import NOT_STARTED, verdict
 from loadtest.load.settings import REPORT_VARIABLE, SERVICE_PID_VARIABLE, STORE_VARIABLE, LoadSettings
-from loadtest.load.thresholds import read_thresholds
-from loadtest.load.verdict import NOT_STARTED, verdict
 from storage.errors import DstlError
 from tools.reporting.figures import format_number
 from tools.reporting.target import TargetReport, is_set
-from tools.servers.fault_proxy import FaultProxy
+from tools.servers.faults.proxy import FaultProxy
 from tools.servers.programs import ServerError
 from tools.servers.s3_server import S3Server
 from tools.servers.service_process import ServiceProcess

@@ -17,10 +17,10 @@ from locust import stats as locust_stats
 from locust.runners import STATE_RUNNING
 
 from loadtest.load.driver import SimulatedDriver
-from loadtest.load.figures import Samples, figures_of
 from loadtest.load.hosts import HostGoneError, SimulatedHost, measured
+from loadtest.load.result.figures import Samples, figures_of
+from loadtest.load.result.thresholds import read_thresholds, with_thresholds
 from loadtest.load.settings import REPORT_VARIABLE, LoadSettings
-from loadtest.load.thresholds import read_thresholds, with_thresholds
 from loadtest.load.watcher import Watcher, store_control
 from tools.reporting.figures import write_report_json
 

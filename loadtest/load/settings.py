@@ -15,7 +15,7 @@ from loadtest.load.key_patterns import PATTERNS
 from loadtest.load.shapes import SHAPES, SOAK_S, Shape
 from storage.errors import InvalidInputError
 from storage.validation import KEY_GROUP_MAX
-from tools.servers.store_profiles import PROFILES, StoreProfile
+from tools.servers.faults.store_profiles import PROFILES, StoreProfile
 
 MAX_PARALLELISM_MIN = 128
 """Minimum number of the job's key groups."""

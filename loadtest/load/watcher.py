@@ -9,10 +9,10 @@ from collections.abc import Callable
 import gevent
 import psutil
 
+from loadtest.load.result.usage import Usage
 from loadtest.load.settings import SERVICE_PID_VARIABLE, STORE_VARIABLE
 from loadtest.load.shapes import Shape
-from loadtest.load.usage import Usage
-from tools.servers.fault_proxy import StoreControl
+from tools.servers.faults.proxy import StoreControl
 
 _TICK_S = 0.1
 _SAMPLE_S = 1.0

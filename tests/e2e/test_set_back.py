@@ -143,7 +143,7 @@ def test_spark_checkpoint_without_old_entries(
     assert query.run(5, newer=False) == {2: {"[(2,)]"}}
 
 
-def test_batch_behind_a_rewind_keeps_its_offsets(
+def test_batch_after_a_rewind_keeps_its_offsets(
     spark: SparkSession, make_backend: Callable[..., ChangelogStateBackend], tmp_path: Path
 ) -> None:
     """I14: a batch that began after a rewind and failed is executed again with the same rows."""

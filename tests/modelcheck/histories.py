@@ -22,7 +22,7 @@ Step: TypeAlias = Callable[[CheckedCluster], None]
 
 
 def history(prepare: Step) -> Callable[[Step], Step]:
-    """Take the decorated function, which adds the actors, for a history of its name behind what `prepare` made."""
+    """Take the decorated function, which adds the actors, for a history of its name, begun where `prepare` ended."""
 
     def register(begin: Step) -> Step:
         HISTORIES[begin.__name__] = History(prepare, begin, finish)

@@ -65,6 +65,22 @@ class Oracle:
                 setattr(other, name, value.copy())
         return other
 
+    def state(self) -> int:
+        """Return a number that is equal for equal knowledge of deleted and reported objects; the store has the rest."""
+        return hash(
+            (
+                frozenset((uid, m.ref, m.base, m.rewound_from, m.epoch, m.segments) for uid, m in self._known.items()),
+                frozenset((key, index.files) for key, index in self._indexes.items()),
+                frozenset((set_id, frozenset(table.items())) for set_id, table in self._contents.items()),
+                frozenset((name, manifest.uid) for name, manifest in self.savepoints.items()),
+                frozenset(self.saved),
+                frozenset(self.reported),
+                frozenset(self.deleted),
+                tuple(self._doomed),
+                repr(self._registered),
+            )
+        )
+
     def expect(self, set_id: ChangeSetId, table: Table) -> None:
         """Learn the content of a checkpoint with this change set."""
         self._contents[set_id] = table

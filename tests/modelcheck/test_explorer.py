@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 
 import pytest
 
 from storage.errors import NotFoundError
-from tests.modelcheck.cluster import CheckedCluster
+from tests.modelcheck.cluster import CheckedCluster, History
 from tests.modelcheck.code_under_check import JOB, finish, first_checkpoints, made_small
 from tests.modelcheck.explorer import Run, explore, explore_at_random, replay
 from tests.modelcheck.scheduler import Choice, ViolationError
@@ -43,6 +44,22 @@ def test_lost_update_needs_one_preemption() -> None:
     assert without.is_exhaustive
     assert found.failure is not None
     assert isinstance(found.failure.error, ViolationError)
+
+
+@pytest.mark.parametrize("keys", [("a/one", "a/two"), ("a/one", "a/one")])
+def test_each_end_is_checked_once(keys: tuple[str, str]) -> None:
+    """Schedules that end alike are checked once, and different ends each: if the last put wins, there are two."""
+    ends: list[dict[str, tuple[bytes, int]]] = []
+
+    def begin(cluster: CheckedCluster) -> None:
+        for number, key in enumerate(keys):
+            cluster.actor(f"actor-{number}", partial(cluster.store.put, key, b"%d" % number))
+
+    make = History(lambda _: None, begin, lambda cluster: ends.append(cluster.store.objects())).maker()
+    explored = explore(make, preemptions=2)
+
+    assert explored.schedules > 1
+    assert len(ends) == (1 if keys[0] != keys[1] else 2)
 
 
 def test_failure_is_replayed() -> None:

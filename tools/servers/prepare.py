@@ -11,12 +11,12 @@ import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 
-from tools.servers.fault_proxy import mitmproxy_program
+from tools.servers.faults.proxy import mitmproxy_program
+from tools.servers.faults.toxiproxy import toxiproxy_program
 from tools.servers.kafka import broker_jars, connector_jars
 from tools.servers.postgres import postgres_program
 from tools.servers.programs import ServerError
 from tools.servers.s3_server import s3_program
-from tools.servers.toxiproxy import toxiproxy_program
 
 SERVERS: dict[str, Callable[[], object]] = {
     "S3 server (VersityGW)": s3_program,

@@ -187,7 +187,7 @@ class InitialFrames(InitialRows):
                 if pair.initial is not None:
                     take(pair.initial)
                 if pair.input is not None:
-                    return chain([pair.input], (behind.input for behind in left))
+                    return chain([pair.input], (later.input for later in left))
             return None
 
         return split

@@ -10,6 +10,7 @@ from fastapi import APIRouter, Path, Request, Response, status
 from dstl_service import __version__
 from dstl_service.collection.garbage_collector import GarbageReport
 from dstl_service.http.acts import Acts
+from dstl_service.http.errors import WITH_MODEL
 from dstl_service.http.requests import JobName, ServiceParts
 from dstl_service.metrics.service import CONTENT_TYPE
 from dstl_service.wire import (
@@ -27,7 +28,7 @@ router = APIRouter(tags=["jobs"])
 _OperatorName = Annotated[str, Path(pattern=NAME_PATTERN, description="Name of the operator.")]
 
 
-@router.get("/health")
+@router.get("/health", responses=WITH_MODEL)
 async def health() -> dict[str, str | int]:
     """Answer if the process runs; the storage is not asked."""
     return {"status": "alive", "pid": os.getpid()}

@@ -10,11 +10,11 @@ import pytest
 
 from backend_client.service.client import ServiceClient
 from storage.clock import SystemIds
-from tools.servers.fault_proxy import FaultProxy
+from tools.servers.faults.proxy import FaultProxy
+from tools.servers.faults.toxiproxy import Toxiproxy
 from tools.servers.job_driver import JobDriver
 from tools.servers.s3_server import S3Server
 from tools.servers.service_process import ServiceProcess
-from tools.servers.toxiproxy import Toxiproxy
 
 _IDS = SystemIds()
 

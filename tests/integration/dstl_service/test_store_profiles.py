@@ -13,7 +13,7 @@ import pytest
 from botocore.config import Config
 from botocore.exceptions import BotoCoreError, ClientError
 
-from tools.servers.fault_proxy import FaultProxy, Rule
+from tools.servers.faults.proxy import FaultProxy, Rule
 from tools.servers.s3_server import S3Server
 
 if TYPE_CHECKING:

@@ -9,7 +9,7 @@ from loadtest.bench_scale.__main__ import measure
 from loadtest.bench_scale.cost import DAY_S, file_per_partition, shared_objects
 from loadtest.bench_scale.latency import checkpoint_latencies_ms
 from loadtest.bench_scale.manifests import hosts_of, manifest_sizes
-from tools.servers.store_profiles import Latency, StoreProfile
+from tools.servers.faults.store_profiles import Latency, StoreProfile
 
 
 def test_objects_are_shared_by_host() -> None:

@@ -243,7 +243,7 @@ def test_leftovers_are_not_listed_and_age_out(tmp_path: Path) -> None:
     assert sorted(leftovers(store)) == [f"{1:032x}", "not ours"]
 
 
-def test_leftovers_are_not_looked_for_behind_a_link(tmp_path: Path) -> None:
+def test_leftovers_are_not_looked_for_after_a_link(tmp_path: Path) -> None:
     """A link in place of the folder of temporary files does not lead to deletions elsewhere."""
     store = LocalStore(tmp_path / "base", clock=FakeClock())
     victim = tmp_path / "victim"

@@ -141,7 +141,7 @@ def test_processor_that_cannot_be_pickled_is_refused() -> None:
         declare_states("op", processor, parse)
 
 
-def test_new_variable_comes_behind_stored_ones() -> None:
+def test_new_variable_comes_after_stored_ones() -> None:
     """I14: variables keep the numbers under which their values are stored, whatever the order of requests in `init`."""
     stored = stored_of(lambda handle: (handle.getValueState("a", NUMBER), handle.getListState("b", NAME)))
     changed = declared(

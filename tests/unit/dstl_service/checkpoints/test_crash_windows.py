@@ -21,7 +21,7 @@ from dstl_service.formats.checkpoint_record import read_record
 from dstl_service.formats.manifest import ManifestKind
 from dstl_service.peers.client import PeerClient
 from dstl_service.settings import GcSettings, PeerSettings, ServiceSettings
-from dstl_service.wire import ChangeSetRef, CompleteRequest, OpenJob
+from dstl_service.wire import ChangeSetRef, CompleteRequest, CompleteResponse, OpenJob
 from storage.errors import FencedError, InvalidInputError, LostChangesError
 from storage.key_groups import KeyGroupRange
 from storage.memory_store import MemoryStore
@@ -97,18 +97,24 @@ class Gate(FaultyStore):
         super().put(key, data, if_absent=if_absent)
 
 
+async def late_complete(parts: Parts, store: Gate) -> asyncio.Future[CompleteResponse]:
+    """Begin to complete a checkpoint whose sets wait at the closed gate."""
+    store.close_gate("job/segments/*")
+    late = asyncio.ensure_future(
+        parts.checkpointer.complete("job", 0, request(parts.intake.append(segment(), preemptive=False)))
+    )
+    before = store.arrived
+    await reached(lambda: store.arrived > before)
+    return late
+
+
 @pytest.mark.parametrize("end", ["begin", "abort"])
 def test_ended_try_does_not_come_to_exist(end: str) -> None:
     """A `complete` that still waits for its sets when its checkpoint is begun again or aborted makes none (I3, I18)."""
     store = Gate()
 
     async def story(parts: Parts) -> None:
-        store.close_gate("job/segments/*")
-        late = asyncio.ensure_future(
-            parts.checkpointer.complete("job", 0, request(parts.intake.append(segment(), preemptive=False)))
-        )
-        before = store.arrived
-        await reached(lambda: store.arrived > before)
+        late = await late_complete(parts, store)
         await getattr(parts.checkpointer, end)("job", 0, 1)
         store.release()
         with pytest.raises(LostChangesError):
@@ -230,12 +236,7 @@ def test_new_epoch_ends_running_complete() -> None:
     store = Gate()
 
     async def story(parts: Parts) -> None:
-        store.close_gate("job/segments/*")
-        late = asyncio.ensure_future(
-            parts.checkpointer.complete("job", 0, request(parts.intake.append(segment(), preemptive=False)))
-        )
-        before = store.arrived
-        await reached(lambda: store.arrived > before)
+        late = await late_complete(parts, store)
         await parts.opener.open("job", OpenJob("newer"))
         store.release()
         with pytest.raises(FencedError):

@@ -201,7 +201,7 @@ def test_garbage_collection_by_hand_ends_a_rewind(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("checkpoints", range(5))
-def test_drivers_behind_are_fenced_by_each_other(store: MemoryStore, checkpoints: int) -> None:
+def test_older_drivers_are_fenced_by_each_other(store: MemoryStore, checkpoints: int) -> None:
     """I4: a driver is fenced at its next write, although fences from before the rewind have higher ids."""
     driver_of(store, 4)
     set_back(store, checkpoint_id=0)
@@ -297,7 +297,7 @@ def test_nothing_under_way_is_taken_over(store: MemoryStore) -> None:
     assert [name for name in opened(store).savepoints.names() if name.startswith("rewind")] == []
 
 
-def test_registry_is_sound_behind_it(store: MemoryStore) -> None:
+def test_registry_is_sound_after_it(store: MemoryStore) -> None:
     """I10: after a rewind, fsck finds no defect, and a rebuild reports no loss."""
     driver_of(store, 4)
     set_back(store, checkpoint_id=1)

@@ -79,7 +79,7 @@ def test_collector_ends_when_the_job_is_owned_elsewhere() -> None:
         assert AGE not in samples(life)
 
 
-def test_collector_goes_on_behind_a_claim_without_a_fence() -> None:
+def test_collector_goes_on_after_a_claim_without_a_fence() -> None:
     """I12: a driver that died between its epoch and its fence took nothing over, so this service still coordinates."""
     store = MemoryStore()
     seen, dying = RecordingStore(store), FaultyStore(store)

@@ -175,7 +175,7 @@ def test_leftovers_of_kills_go(tmp_path: Path) -> None:
     assert all(path.exists() for path in young)
 
 
-def test_whole_log_stays_behind_complete_manifest() -> None:
+def test_whole_log_stays_after_complete_manifest() -> None:
     """Objects of checkpoints before a complete manifest are named by it, however old (I11)."""
     history = JobHistory()
     handles = [history.object(number) for number in range(3)]

@@ -137,7 +137,7 @@ def test_bringing_back_that_was_interrupted_is_finished(deleters: TwoDeleters, f
 
 
 @pytest.mark.parametrize("step", [("put", "@fates/*.*"), ("delete", "@deleted/*")])
-def test_job_is_deleted_again_behind_an_interrupted_bringing_back(deleters: TwoDeleters, step: tuple[str, str]) -> None:
+def test_job_is_deleted_again_after_an_interrupted_bringing_back(deleters: TwoDeleters, step: tuple[str, str]) -> None:
     """I12: an acknowledged deletion ends in a collection, at whatever point an earlier undelete died."""
     deleters.one.bury("job", "ann", 60)
     paused = PausingStore(deleters.store)

@@ -121,7 +121,7 @@ def test_long_note_lets_other_threads_run() -> None:
     assert gc.isenabled()
 
 
-def test_collections_go_on_behind_broken_notes() -> None:
+def test_collections_go_on_after_broken_notes() -> None:
     """Unreadable notes leave the garbage collector on, even if several are read at a time."""
 
     def read(_: int) -> None:

@@ -77,7 +77,7 @@ def test_every_cut_is_found() -> None:
 
 
 @pytest.mark.parametrize("tail", [b"}", b" ", b"\x00", b'{"a":1}'])
-def test_bytes_behind_end_are_found(tail: bytes) -> None:
+def test_bytes_after_end_are_found(tail: bytes) -> None:
     """I10: bytes after a manifest's end are an error."""
     with pytest.raises(CorruptDataError):
         decode_manifest(encode_manifest(manifest()) + tail, "key")

@@ -50,7 +50,7 @@ def test_list_is_carried_on() -> None:
     assert uids_after(snapshot("a"), snapshot("b", 8, RIGHT), gone=("a",)) == ["b"]
 
 
-def test_announcement_enters_behind_its_base_only() -> None:
+def test_announcement_enters_after_its_base_only() -> None:
     """I11: a uid enters the list with the checkpoint that follows the base it was announced for, or never."""
     assert uids_after(announced=(Announcement(snapshot("a"), BASE),)) == ["a"]
     assert uids_after(announced=(Announcement(snapshot("a"), replace(BASE, uid="other")),)) == []

@@ -154,7 +154,7 @@ def test_chunks_of_a_body_are_no_trailers() -> None:
     connected(story)
 
 
-def test_request_behind_large_body_is_answered() -> None:
+def test_request_after_large_body_is_answered() -> None:
     """C3: a request in one block with the end of a large body is not a long head."""
 
     async def story(protocol: BoundedHttpProtocol, wire: Wire) -> None:

@@ -141,7 +141,7 @@ def test_log_of_named_snapshot_counts_no_more() -> None:
     assert made.log_bytes == 20
 
 
-def test_log_that_is_seen_behind_its_snapshot_is_not_due() -> None:
+def test_log_that_is_seen_after_its_snapshot_is_not_due() -> None:
     """A process that received a snapshot before it saw the table's log requests no second one."""
     made = schedule(log_floor_bytes=0, log_ratio=0.0)
     made.begin(0, 2)

@@ -108,7 +108,7 @@ def lose(monkeypatch: pytest.MonkeyPatch, place: str, name: str, code: int) -> N
     monkeypatch.setattr(os, "fdopen", failing_fdopen)
 
 
-def test_index_is_written_once_behind_the_files(tmp_path: Path) -> None:
+def test_index_is_written_once_after_the_files(tmp_path: Path) -> None:
     """I11: the index follows the last file, and names all of them; what is stored of it is whole."""
     host = Host()
     stored = host.upload(snapshot_folder(tmp_path / "s"))

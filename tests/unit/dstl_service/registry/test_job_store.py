@@ -273,7 +273,7 @@ class TestClaim:
 class TestCreate:
     """Creating checkpoints."""
 
-    def test_manifest_goes_behind_own_fence(self) -> None:
+    def test_manifest_goes_after_own_fence(self) -> None:
         """The first checkpoint of an epoch is the generation after the epoch's fence."""
         jobs = opened(MemoryStore())
         created = completed(jobs, jobs.claim("owner")[0], 0)
@@ -306,7 +306,7 @@ class TestCreate:
         assert again.ref == CheckpointRef(0, 1, "same")
         assert list(jobs.completed()) == [again]
 
-    def test_lost_response_is_success_behind_fence(self) -> None:
+    def test_lost_response_is_success_after_fence(self) -> None:
         """I5: the repeated call also succeeds when a newer epoch has continued from that checkpoint."""
         store = MemoryStore()
         old, new = opened(store, host=1), opened(store, host=2)

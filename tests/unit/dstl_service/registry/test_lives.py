@@ -83,9 +83,7 @@ def paused_everywhere(first: JobHistory, prepare: Callable[[ObjectStore], Callab
     before = {info.key: first.store.get(info.key) for info in first.store.list("")}
     call = 0
     while True:
-        store = MemoryStore(clock=first.clock)
-        for key, data in before.items():
-            store.put(key, data)
+        store = copied(first, before)
         first.store = store
         anew: dict[str, bytes] = {}
 
@@ -163,9 +161,7 @@ def test_no_checkpoint_is_acknowledged_once_its_job_is_being_deleted(first: JobH
     before = {info.key: first.store.get(info.key) for info in first.store.list("")}
     acknowledged: list[bool] = []
     for call in count():
-        store = MemoryStore(clock=first.clock)
-        for key, data in before.items():
-            store.put(key, data)
+        store = copied(first, before)
         paused = PausingStore(store)
         deletions = Deletions(paused, first.clock, FakeIds(5))
         tombstone = deletions.bury("job", "bob", 0)
@@ -177,6 +173,14 @@ def test_no_checkpoint_is_acknowledged_once_its_job_is_being_deleted(first: JobH
         if len(acknowledged) == call:
             break
     assert set(acknowledged) == {True, False}
+
+
+def copied(first: JobHistory, objects: dict[str, bytes]) -> MemoryStore:
+    """Return a store with these objects."""
+    store = MemoryStore(clock=first.clock)
+    for key, data in objects.items():
+        store.put(key, data)
+    return store
 
 
 def run_on(first: JobHistory, driver: JobStore, store: MemoryStore, acknowledged: list[bool]) -> None:
@@ -197,9 +201,7 @@ def test_who_deletes_and_is_killed_leaves_what_the_next_one_deletes(first: JobHi
     """I12: wherever a deletion stops, also after the end of the life, the next one deletes all that is left."""
     before = {info.key: first.store.get(info.key) for info in first.store.list("")}
     for call in count():
-        store = MemoryStore(clock=first.clock)
-        for key, data in before.items():
-            store.put(key, data)
+        store = copied(first, before)
         paused = PausingStore(store)
         deletions = Deletions(paused, first.clock, FakeIds(5))
         tombstone = deletions.bury("job", "bob", 0)
@@ -296,7 +298,7 @@ def test_life_has_only_so_many_epochs(first: JobHistory) -> None:
         JobStore(first.store, "job", FakeClock(), FakeIds(4)).claim("late")
 
 
-def test_batch_that_begins_behind_a_deletion_is_acknowledged_to_nobody() -> None:
+def test_batch_that_begins_after_a_deletion_is_acknowledged_to_nobody() -> None:
     """I3: the query of a deleted job learns of it with its next batch, and completes no checkpoint."""
     store = MemoryStore()
     with service(store) as life:

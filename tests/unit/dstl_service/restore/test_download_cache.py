@@ -97,7 +97,7 @@ def test_part_is_read(shared: SharedCacheFolder, offset: int, size: int) -> None
     assert shared.gets() == 1
 
 
-def test_range_behind_end_is_refused_as_by_store(shared: SharedCacheFolder) -> None:
+def test_range_after_end_is_refused_as_by_store(shared: SharedCacheFolder) -> None:
     """A range outside the object is the store's error, before and after the download."""
     cache = shared.cache()
     for _ in range(2):

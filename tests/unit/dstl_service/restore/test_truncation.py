@@ -34,7 +34,7 @@ def left(view: StateView) -> list[tuple[int, int]]:
     return [(handle.entry.id.checkpoint_id, handle.entry.id.partition) for handle in view.log]
 
 
-def test_log_is_cut_behind_snapshot() -> None:
+def test_log_is_cut_after_snapshot() -> None:
     """The log of the materialized key groups is truncated up to the snapshot's checkpoint, and no further."""
     view = truncate(StateView((), log(1, 2, 3)), [snapshot(0, 9, 2)])
 

@@ -17,10 +17,10 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, Literal, TypeAlias
 
+from tools.servers.faults.store_model import Drawn
 from tools.servers.programs import PROJECT_ROOT, ServerError, ServerProcess, stack_folder, stack_lock
-from tools.servers.store_model import Drawn
 
-_SCRIPT = Path(__file__).with_name("fault_proxy_script.py")
+_SCRIPT = Path(__file__).with_name("proxy_script.py")
 _BUILD_REQUIREMENTS = PROJECT_ROOT / "requirements-build.txt"
 _REQUIREMENTS = PROJECT_ROOT / "requirements-stack.txt"
 _TIMEOUT_S = 60.0
@@ -97,7 +97,7 @@ class FaultProxy(ServerProcess):
         Let requests that no rule has ended go as at a store of this profile, and forget what was drawn.
 
         Args:
-            profile: A name of `tools.servers.store_profiles.PROFILES`.
+            profile: A name of `tools.servers.faults.store_profiles.PROFILES`.
             seed: Seed of all draws.
         """
         self._control.ask("PUT", "store", {"profile": profile, "seed": seed, "is_out": False})

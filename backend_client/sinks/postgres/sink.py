@@ -20,8 +20,8 @@ import pyarrow as pa
 from psycopg import sql
 from psycopg.conninfo import conninfo_to_dict, make_conninfo
 
-from backend_client.sinks.postgres_check import check_is_kept, check_table
-from backend_client.sinks.postgres_types import has_nul, rows
+from backend_client.sinks.postgres.check import check_is_kept, check_table
+from backend_client.sinks.postgres.types import has_nul, rows
 from backend_client.sinks.protocol import Marker, Sink, Slot, SlotPublisher
 from storage.errors import FencedError, InvalidInputError, UnavailableError
 

@@ -11,7 +11,7 @@ from collections import deque
 from dataclasses import asdict, dataclass, field, replace
 from typing import Any, Literal, TypeAlias
 
-from tools.servers.store_profiles import SMALL_BYTES_MAX, StoreProfile
+from tools.servers.faults.store_profiles import SMALL_BYTES_MAX, StoreProfile
 
 KEPT_DRAWS = 200_000
 """The newest draws of each line are kept."""

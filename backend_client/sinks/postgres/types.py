@@ -1,8 +1,8 @@
 """
 Arrow's types and values as PostgreSQL's. No I/O.
 
-Structs, maps, and lists of more than plain values are JSON. Values for which JSON has
-no form are text: dates and times in ISO 8601, bytes in base64, NaN, infinities, and decimals, so that none is rounded.
+Structs, maps, and lists of more than plain values are JSON. Values for which JSON has no form are text: dates and times
+in ISO 8601, bytes in base64, NaN, infinities, and decimals, so that none is rounded.
 """
 
 from __future__ import annotations

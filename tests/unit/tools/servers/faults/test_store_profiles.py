@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from tools.servers.store_profiles import CAP_MS, PROFILES, Latency, StoreProfile
+from tools.servers.faults.store_profiles import CAP_MS, PROFILES, Latency, StoreProfile
 
 
 @pytest.mark.parametrize("name", [name for name, profile in PROFILES.items() if profile.lines])

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from loadtest.load.usage import Cores, Usage, busiest_window, cores, memory_mb
+from loadtest.load.result.usage import Cores, Usage, busiest_window, cores, memory_mb
 
 
 def samples_of(shares: list[float], step_s: float = 1.0) -> list[Usage]:

@@ -5,13 +5,13 @@ from __future__ import annotations
 import pytest
 
 from loadtest.load.driver import Completed
-from loadtest.load.figures import GENERATOR, Samples, figures_of
+from loadtest.load.result.figures import GENERATOR, Samples, figures_of
+from loadtest.load.result.usage import Usage
 from loadtest.load.settings import LoadSettings
 from loadtest.load.shapes import SHAPES
-from loadtest.load.usage import Usage
 from tools.reporting.figures import strict_exit_code
-from tools.servers.store_model import Drawn
-from tools.servers.store_profiles import PROFILES
+from tools.servers.faults.store_model import Drawn
+from tools.servers.faults.store_profiles import PROFILES
 
 SETTINGS = LoadSettings(slots=2, hosts=1, rate=10, duration_s=1)
 

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from loadtest.load.figures import GENERATOR
-from loadtest.load.verdict import verdict
+from loadtest.load.result.figures import GENERATOR
+from loadtest.load.result.verdict import verdict
 
 
 def row(name: str, value: float | None, *, holds: bool | None) -> dict[str, object]:

@@ -6,8 +6,8 @@ from collections import Counter
 
 import pytest
 
-from tools.servers.store_model import KEPT_DRAWS, Drawn, Fate, StoreModel
-from tools.servers.store_profiles import PROFILES, SMALL_BYTES_MAX, Latency, StoreProfile
+from tools.servers.faults.store_model import KEPT_DRAWS, Drawn, Fate, StoreModel
+from tools.servers.faults.store_profiles import PROFILES, SMALL_BYTES_MAX, Latency, StoreProfile
 
 LINE = Latency({50: 100, 99: 200})
 MEDIAN = Fate("answer", 0.5)

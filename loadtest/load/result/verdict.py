@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Collection, Mapping, Sequence
 from typing import Any
 
-from loadtest.load.figures import GENERATOR
-from loadtest.load.usage import GENERATOR_CORES_MAX
+from loadtest.load.result.figures import GENERATOR
+from loadtest.load.result.usage import GENERATOR_CORES_MAX
 from tools.reporting.figures import format_number
 
 FAILED = 1

@@ -4,7 +4,7 @@ The script that mitmproxy runs: requests that match a rule fail accordingly, all
 Runs in mitmproxy's own environment, so it imports nothing of the project but what needs only Python's own library.
 Rules and profile are set over HTTP, on the proxied port: `PUT /-/rules` with a list sets the rules, `GET /-/rules`
 returns them with the number of requests that each affected; `PUT /-/store` sets profile and outage, `GET /-/store`
-returns what was drawn. `tools.servers.fault_proxy` describes both.
+returns what was drawn. `tools.servers.faults.proxy` describes both.
 """
 
 from __future__ import annotations
@@ -17,8 +17,8 @@ from typing import Any
 
 from mitmproxy import http
 
-from tools.servers.store_model import Fate, StoreModel
-from tools.servers.store_profiles import PROFILES
+from tools.servers.faults.store_model import Fate, StoreModel
+from tools.servers.faults.store_profiles import PROFILES
 
 _RULES = "/-/rules"
 _STORE = "/-/store"

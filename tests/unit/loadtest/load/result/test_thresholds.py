@@ -6,14 +6,14 @@ from pathlib import Path
 
 import pytest
 
-from loadtest.load.figures import Samples, figures_of
+from loadtest.load.result.figures import Samples, figures_of
+from loadtest.load.result.thresholds import read_thresholds, thresholds_of, with_thresholds
 from loadtest.load.settings import LoadSettings
-from loadtest.load.thresholds import read_thresholds, thresholds_of, with_thresholds
 from storage.errors import InvalidInputError
 from tools.reporting.figures import Figure, Goal, strict_exit_code
 
 KNOWN = ["checkpoint latency p99", "failures"]
-ROOT = Path(__file__).parents[4]
+ROOT = Path(__file__).parents[5]
 
 
 def test_limits_are_read() -> None:

@@ -6,10 +6,10 @@ from dataclasses import replace
 
 import pytest
 
-from loadtest.load.store_figures import store_figures
+from loadtest.load.result.store_figures import store_figures
 from tools.reporting.figures import strict_exit_code
-from tools.servers.store_model import Drawn, StoreModel
-from tools.servers.store_profiles import PROFILES
+from tools.servers.faults.store_model import Drawn, StoreModel
+from tools.servers.faults.store_profiles import PROFILES
 
 SIZES = {"small": 1_000, "large": 100_000}
 

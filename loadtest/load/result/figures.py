@@ -7,12 +7,12 @@ from collections.abc import Sequence
 from itertools import pairwise
 
 from loadtest.load.driver import Completed
+from loadtest.load.result.store_figures import store_figures
+from loadtest.load.result.usage import GENERATOR_CORES_MAX, Usage, busiest_window, cores, memory_mb
 from loadtest.load.settings import LoadSettings
 from loadtest.load.shapes import Phase
-from loadtest.load.store_figures import store_figures
-from loadtest.load.usage import GENERATOR_CORES_MAX, Usage, busiest_window, cores, memory_mb
 from tools.reporting.figures import Figure, Goal, percentile
-from tools.servers.store_model import Drawn
+from tools.servers.faults.store_model import Drawn
 
 REQUESTS = ("append", "persist", "restore")
 RATE_SHARE_MIN = 0.95

@@ -5,8 +5,8 @@ from __future__ import annotations
 from math import sqrt
 
 from tools.reporting.figures import Figure, Goal, percentile
-from tools.servers.store_model import Drawn
-from tools.servers.store_profiles import StoreProfile
+from tools.servers.faults.store_model import Drawn
+from tools.servers.faults.store_profiles import StoreProfile
 
 DEVIATION_MAX = 4.0
 """Most standard deviations between a drawn share and the wanted one; chance alone exceeds it once in 16,000 times."""

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import psycopg
 import pyarrow as pa
 
-from backend_client.sinks.postgres_types import ColumnType, fits, wanted_type
+from backend_client.sinks.postgres.types import ColumnType, fits, wanted_type
 from storage.errors import InvalidInputError
 
 _FIND = """

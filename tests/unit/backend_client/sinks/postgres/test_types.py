@@ -10,7 +10,7 @@ from typing import Any
 import pyarrow as pa
 import pytest
 
-from backend_client.sinks.postgres_types import ColumnType, fits, has_nul, rows, wanted_type
+from backend_client.sinks.postgres.types import ColumnType, fits, has_nul, rows, wanted_type
 from storage.errors import UnavailableError
 
 CATEGORIES = {

@@ -1,0 +1,1 @@
+"""Proxies between a service and its store that delay, refuse, cut or lose requests."""

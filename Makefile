@@ -84,7 +84,7 @@ attack: $(STAMP) ## Send hostile requests to real services; ONLY=tokens, SHORT=1
 chaos-blocks: $(STAMP) ## Kill 20 executors between actions and between operators; output and state belong together; STRICT=1
 	$(PY) -m loadtest.chaos_blocks $(CHAOS_ARGS)
 
-chaos-sinks: need-mvn $(STAMP) ## Kill at each step of publishing to Kafka, PostgreSQL and Parquet files, and at random; CHAOS_ARGS, STRICT=1
+chaos-sinks: need-mvn $(STAMP) ## Kill at each step of publishing to Kafka, PostgreSQL, Parquet files and Delta Lake, and at random; CHAOS_ARGS, STRICT=1
 	$(PY) -m loadtest.chaos_sinks $(CHAOS_ARGS)
 
 load: need-go $(STAMP) ## Load the service with 100 slots at 5 checkpoints/s for 60 s; WORKLOAD, SHAPE, STORE, THRESHOLDS, SHORT=1, STRICT=1

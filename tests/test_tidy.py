@@ -132,6 +132,7 @@ DOORS: dict[str, tuple[str, ...]] = {
         "loadtest/",
         "tools/servers/",
     ),
+    "deltalake": ("backend_client/sinks/delta/", "loadtest/"),
     "pyspark": (
         "backend_client/spark/",
         "backend_client/testing/",

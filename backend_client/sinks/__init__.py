@@ -1,1 +1,1 @@
-"""Sinks that publish exactly once: their protocol, and those for Kafka, PostgreSQL and Parquet files."""
+"""Sinks that publish exactly once: their protocol, and those for Kafka, PostgreSQL, Parquet files and Delta Lake."""

@@ -1,7 +1,7 @@
 """
 ``make chaos-sinks``: kills at each named step of publishing to each system, and at random.
 
-``python -m loadtest.chaos_sinks [--systems kafka,postgres,parquet] [--hits N] [--random N]`` writes
+``python -m loadtest.chaos_sinks [--systems kafka,postgres,parquet,delta] [--hits N] [--random N]`` writes
 ``reports/chaos-sinks.json``; STRICT=1 makes it fail if a goal is missed. A step without its hits fails the run.
 """
 
@@ -251,7 +251,7 @@ def _figures(system: System, read: Files, kills: Counter[str], hits: int, progra
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run it; return the exit code."""
     parser = argparse.ArgumentParser(description="Kill processes at every step of publishing.")
-    parser.add_argument("--systems", default="kafka,postgres,parquet")
+    parser.add_argument("--systems", default="kafka,postgres,parquet,delta")
     parser.add_argument("--hits", type=int, default=5, help="kills at each step of each system")
     parser.add_argument("--random", type=int, default=10, help="kills at random moments, for each system")
     parser.add_argument("--seed", type=int, default=random.SystemRandom().randrange(1 << 32))

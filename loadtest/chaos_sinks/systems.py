@@ -15,12 +15,14 @@ import pyarrow.parquet as pq
 from confluent_kafka import OFFSET_BEGINNING, Consumer, TopicPartition
 from psycopg.rows import dict_row
 
+from backend_client.sinks.delta import DeltaSink
 from backend_client.sinks.kafka import KafkaSink
 from backend_client.sinks.parquet import ParquetSink
 from backend_client.sinks.postgres import PostgresSink
 from backend_client.sinks.protocol import Sink
 from tools.servers.kafka import KafkaBroker
 from tools.servers.postgres import PostgresServer
+from tools.servers.s3_server import S3Server
 from tools.servers.sqlite_sink import SqliteSink
 
 Records = list[dict[str, Any]]
@@ -183,4 +185,40 @@ class Parquet(System):
         return [record for path in files for record in pq.read_table(path).to_pylist()]
 
 
-SYSTEMS: dict[str, type[System]] = {system.name: system for system in (Sqlite, Kafka, Postgres, Parquet)}
+class Delta(System):
+    """A table of Delta Lake on an S3 server of its own."""
+
+    name = "delta"
+    keeps_order = False
+
+    def __init__(self, folder: Path, servers: ExitStack) -> None:
+        super().__init__(folder, servers)
+        self._server = servers.enter_context(S3Server())
+        self._server.create_bucket("bucket")
+
+    @property
+    def parameters(self) -> dict[str, Any]:
+        """Place and address of the table; the user's secrets are those of a test."""
+        server = self._server
+        options = {"aws_access_key_id": server.access_key, "aws_secret_access_key": server.secret_key}
+        options |= {"aws_endpoint_url": server.endpoint_url, "aws_region": server.region}
+        return {"path": "s3://bucket/out", "storage_options": options}
+
+    @staticmethod
+    def sink(parameters: Mapping[str, Any]) -> Sink:
+        """Return the sink."""
+        return DeltaSink(**parameters)
+
+    def records(self) -> Records:
+        """Read the table's newest version."""
+        found: Records = DeltaSink(**self.parameters).table().to_pyarrow_table().to_pylist()
+        return found
+
+    def restart(self) -> bool:
+        """Kill the S3 server and start it again."""
+        self._server.stop(signal.SIGKILL)
+        self._server.start()
+        return True
+
+
+SYSTEMS: dict[str, type[System]] = {system.name: system for system in (Sqlite, Kafka, Postgres, Parquet, Delta)}

@@ -7,8 +7,9 @@ A job's cluster for the model check: one store, processes with clocks of their o
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
+from backend_client.sinks.protocol import Marker
 from dstl_service.wire import CheckpointRef
 from storage.clock import Clock
 from storage.testing import FakeClock
@@ -45,6 +46,14 @@ class ProcessClock(Clock):
         return self._cluster.monotonic_ms() + self.waited_ms
 
 
+@dataclass
+class Outside:
+    """The system to which output is published: the records that a reader sees, and the marker beside them."""
+
+    records: list[str] = field(default_factory=list)
+    marker: Marker | None = None
+
+
 class CheckedCluster:
     """The store, the clock and the actors of one run of a history."""
 
@@ -55,6 +64,7 @@ class CheckedCluster:
         self.oracle = Oracle(self.store, RETAINED)
         self.processes = 0
         self.mail: list[object] = []
+        self.outside = Outside()
         self._listen()
 
     def actor(self, name: str, run: Callable[[], object], process: str = "") -> None:
@@ -98,21 +108,29 @@ class CheckedCluster:
         other.store.load(self.store.objects())
         other.oracle = self.oracle.copy(other.store)
         other.processes = self.processes
+        other.outside = Outside([*self.outside.records], self.outside.marker)
         return other
 
     def state(self) -> int:
         """Return a number that is equal for equal states of store and time."""
-        return hash((self.store.fingerprint, self.clock.monotonic_ms()))
+        return hash((self.store.fingerprint, self.clock.monotonic_ms(), self.outside.marker))
 
     def state_at_the_end(self) -> int:
         """Return a number that is equal for clusters at rest that no check can tell apart."""
         return hash((self.state(), self.oracle.state(), self.processes))
 
     def _listen(self) -> None:
-        self.store.on_put = lambda key, data: self._judge(lambda: self.oracle.put(key, data))
-        self.store.on_delete = lambda key: self._judge(lambda: self.oracle.delete(key))
+        self.store.on_put = lambda key, data: self._judge(lambda: (self.oracle.put(key, data), self._check_output()))
+        self.store.on_delete = lambda key: self._judge(lambda: (self.oracle.delete(key), self._check_output()))
 
-    def _judge(self, check: Callable[[], None]) -> None:
+    def check_output(self) -> None:
+        """Check what was published, and that what was not can be read."""
+        self._judge(self._check_output)
+
+    def _check_output(self) -> None:
+        self.oracle.check_output(self.outside.records, self.outside.marker)
+
+    def _judge(self, check: Callable[[], object]) -> None:
         try:
             check()
         except ViolationError as violation:

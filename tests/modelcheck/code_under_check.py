@@ -13,10 +13,13 @@ import logging
 from collections.abc import Awaitable, Iterator
 from concurrent.futures import Executor, Future
 from contextlib import contextmanager
+from dataclasses import replace
 from functools import lru_cache
 from typing import Any, TypeVar
 from unittest import mock
 
+from backend_client.sinks.publishing import Target
+from backend_client.spark.output.stored_sinks import first_target
 from dstl_service.checkpoints.rewind import rewind
 from dstl_service.collection.retention import RetentionSettings
 from dstl_service.collection.tombstones import Deletions, Tombstone
@@ -30,13 +33,14 @@ from dstl_service.registry.job_store import JobStore
 from dstl_service.restore.plan import plan_restore, read_plan, read_snapshots
 from dstl_service.restore.segment_cache import SegmentCache
 from dstl_service.settings import CacheSettings, GcSettings, ServiceSettings
-from dstl_service.wire import ChangeSetRef, CheckpointRef, CompleteRequest, OpenJob, OperatorInfo
+from dstl_service.wire import SINK, ChangeSetRef, CheckpointRef, CompleteRequest, OpenJob, OperatorInfo
 from storage.change_set import decode_change_set, encode_change_set
 from storage.key_groups import KeyGroupRange
 from storage.model import ChangeSetId, Segment, Writer
 from storage.testing import FakeIds
 from tests.modelcheck.cluster import DAY_MS, RETAINED, CheckedCluster, ProcessClock
 from tests.modelcheck.oracle import Table
+from tests.modelcheck.output import SINK_NAME, SLOT_GROUP, logged_record, publish
 from tests.modelcheck.scheduler import ActorLoop, ViolationError
 from tests.rocksdb_files import CURRENT, MANIFEST, sst_content, sst_file
 
@@ -58,9 +62,12 @@ class Process:
         cluster: The cluster to which it belongs.
         wrong_ms: How far its clock is ahead.
         compacts: Whether it compacts the log at every checkpoint.
+        has_sink: Whether its query has a sink, to which each batch logs a record.
     """
 
-    def __init__(self, cluster: CheckedCluster, wrong_ms: int = 0, *, compacts: bool = False) -> None:
+    def __init__(
+        self, cluster: CheckedCluster, wrong_ms: int = 0, *, compacts: bool = False, has_sink: bool = False
+    ) -> None:
         self.cluster = cluster
         cluster.processes += 1
         self.clock = ProcessClock(cluster.clock, wrong_ms)
@@ -77,38 +84,50 @@ class Process:
         self.parts = compose(settings, cluster.store, self.clock, self.ids, _NO_PEERS)
         self.epoch = 0
         self.base: CheckpointRef | None = None
+        self.has_sink = has_sink
+        self.published: int | None = None
+        self.targets: list[Target] = []
+        self.executor = Process(cluster) if has_sink else self
 
     # --- A driver and its coordinator --------------------------------------------------------------------------------
 
     def open(self) -> None:
         """Take the job over."""
-        opened = self._do(self.parts.opener.open(JOB, OpenJob("model")))
+        opened = self.do(self.parts.opener.open(JOB, OpenJob("model")))
         self.epoch, self.base = opened.epoch, opened.latest.ref if opened.latest else None
+        if self.has_sink and opened.latest is not None:
+            known = next((info for info in opened.latest.operators if info.is_sink), None)
+            self.published = known.published if known is not None else None
+            target, must_end = first_target(opened.latest, known, 1)
+            self.targets = [target]
+            if must_end:
+                self.publish()
 
     def look(self) -> None:
         """Open the job without taking it over."""
-        self._do(self.parts.catalog.job(JOB))
+        self.do(self.parts.catalog.job(JOB))
 
     def batch(self, *snapshots: dict[str, Any]) -> CheckpointRef:
         """Execute a batch that writes a key of its own, and complete its checkpoint; tasks reported these snapshots."""
         oracle = self.cluster.oracle
         checkpoint_id = self.base.id + 1 if self.base else 0
         before = oracle.contents(oracle.manifest(self.base))
-        self._do(self.parts.checkpointer.begin(JOB, checkpoint_id, self.epoch))
+        self.do(self.parts.checkpointer.begin(JOB, checkpoint_id, self.epoch))
         set_id = ChangeSetId(JOB, OPERATOR, checkpoint_id, Writer(self.epoch, 1), 0, 0)
         key, value = b"\0\0" + f"{checkpoint_id:03}".encode(), f"{self.epoch}".encode()
         oracle.expect(set_id, {**before, key: value})
-        ref = self._append(Segment.of(set_id, GROUPS, 1, _encoded(key, value)))
+        refs = [self._append(Segment.of(set_id, GROUPS, 1, _encoded(key, value)))]
+        operators = [OperatorInfo(OPERATOR, 1, "{}", {})]
+        if self.has_sink:
+            output_id = ChangeSetId(JOB, SINK_NAME, checkpoint_id, Writer(self.epoch, 1), 0, 0)
+            refs.append(self._append(Segment.of(output_id, SLOT_GROUP, 1, logged_record(checkpoint_id, self.epoch))))
+            operators.append(OperatorInfo(SINK_NAME, 1, "Model", {}, kind=SINK, published=self.published))
         request = CompleteRequest(
-            self.epoch,
-            self.ids.unique_id(),
-            self.base,
-            [ref],
-            [OperatorInfo(OPERATOR, 1, "{}", {})],
-            materializations=list(snapshots),
+            self.epoch, self.ids.unique_id(), self.base, refs, operators, materializations=list(snapshots)
         )
-        answer = self._do(self.parts.checkpointer.complete(JOB, checkpoint_id, request))
+        answer = self.do(self.parts.checkpointer.complete(JOB, checkpoint_id, request))
         self.base = answer.ref
+        self.targets.append(Target(answer.ref))
         self.cluster.completed(answer.ref.uid)
         return answer.ref
 
@@ -120,7 +139,15 @@ class Process:
             while self.parts.is_busy:  # noqa: ASYNC110 - it has no event, and each round does some of it
                 await asyncio.sleep(0)
 
-        self._do(settled())
+        self.do(settled())
+
+    def publish(self) -> None:
+        """Publish, through another host's sidecar, one checkpoint after the other of those that wait for it."""
+        while self.targets:
+            target = self.targets[0]
+            publish(self.executor, JOB, replace(target, newest=self.targets[-1].checkpoint))
+            self.published = target.checkpoint.id
+            self.targets.remove(target)
 
     # --- A sidecar ---------------------------------------------------------------------------------------------------
 
@@ -137,19 +164,19 @@ class Process:
             while self.parts.is_busy:  # noqa: ASYNC110 - it has no event, and each round does some of it
                 await asyncio.sleep(0)
 
-        self._do(stored())
+        self.do(stored())
         return self.offered(version)
 
     def offered(self, version: CheckpointRef) -> dict[str, Any] | None:
         """Return what the next task, whose table must be at this checkpoint, is told to report."""
-        _, offer = self._do(self.parts.restores.plan(JOB, OPERATOR, GROUPS, None, version))
+        _, offer = self.do(self.parts.restores.plan(JOB, OPERATOR, GROUPS, None, version))
         return offer.report
 
     def _take(self, version: CheckpointRef) -> None:
         path = f"/{version.to_text()}"
         folder = _Folder(path, self.cluster.oracle.contents(self.cluster.oracle.manifest(version)))
         with mock.patch("dstl_service.materialization.tracked_table.SnapshotFolder.open", return_value=folder):
-            self._do(self.parts.restores.take_snapshot(JOB, OPERATOR, GROUPS, version, path))
+            self.do(self.parts.restores.take_snapshot(JOB, OPERATOR, GROUPS, version, path))
 
     # --- Others ------------------------------------------------------------------------------------------------------
 
@@ -159,17 +186,17 @@ class Process:
         async def collected() -> None:
             await self.parts.background_work.collect(await self.parts.jobs.opened(JOB), dry_run=False)
 
-        self._do(collected())
+        self.do(collected())
 
     def save(self, name: str, checkpoint_id: int | None = None) -> None:
         """Make a savepoint, by default of the newest checkpoint."""
-        made = self._do(self.parts.catalog.create_savepoint(JOB, name, checkpoint_id))
+        made = self.do(self.parts.catalog.create_savepoint(JOB, name, checkpoint_id))
         self.cluster.saved(name, made.ref)
 
     def forget_savepoint(self, name: str) -> None:
         """Delete a savepoint."""
         self.cluster.unsaved(name)
-        self._do(self.parts.catalog.delete_savepoint(JOB, name))
+        self.do(self.parts.catalog.delete_savepoint(JOB, name))
 
     def rewind(self, **target: Any) -> None:
         """Rewind the job to a `checkpoint_id` or a `savepoint`."""
@@ -202,15 +229,16 @@ class Process:
         async def append() -> ChangeSetRef:
             return self.parts.intake.append(segment, preemptive=False)
 
-        return self._do(append())
+        return self.do(append())
 
-    def _do(self, work: Awaitable[_T]) -> _T:
+    def do(self, work: Awaitable[_T]) -> _T:
+        """Run the process's loop until some work is done."""
         return self.loop.run_until_complete(work)
 
 
-def first_checkpoints(cluster: CheckedCluster, count: int, *, compacts: bool = False) -> Process:
+def first_checkpoints(cluster: CheckedCluster, count: int, **how: Any) -> Process:
     """Create the job with some checkpoints; return the driver's process."""
-    driver = Process(cluster, compacts=compacts)
+    driver = Process(cluster, **how)
     driver.open()
     for _ in range(count):
         driver.batch()
@@ -222,12 +250,17 @@ def finish(cluster: CheckedCluster) -> None:
     """Check a cluster in which no actor can continue: another driver then continues, and garbage is collected."""
     oracle = cluster.oracle
     oracle.check("in the end")
-    driver = Process(cluster)
+    newest = oracle.newest
+    has_sink = newest is not None and any(operator.is_sink for operator in newest.operators)
+    driver = Process(cluster, has_sink=has_sink)
     driver.delete_buried()
     driver.open()
     oracle.check_reported()
+    driver.publish()
     driver.batch()
     driver.settle()
+    driver.publish()
+    cluster.check_output()
     for _ in range(COLLECTIONS_LAST):
         cluster.clock.advance(8 * DAY_MS)
         driver.collect()
@@ -308,6 +341,12 @@ class _NoMetrics:
 
     def __call__(self, *_: Any, **__: Any) -> _NoMetrics:
         return self
+
+    def __enter__(self) -> None:
+        pass
+
+    def __exit__(self, *_: object) -> None:
+        pass
 
 
 @contextmanager

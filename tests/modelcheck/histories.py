@@ -16,6 +16,7 @@ from dstl_service.wire import CheckpointRef
 from storage.errors import DstlError
 from tests.modelcheck.cluster import DAY_MS, HOUR_MS, MINUTE_MS, CheckedCluster, History
 from tests.modelcheck.code_under_check import Process, finish, first_checkpoints
+from tests.modelcheck.scheduler import ViolationError
 
 HISTORIES: dict[str, History] = {}
 Step: TypeAlias = Callable[[CheckedCluster], None]
@@ -465,6 +466,107 @@ def compaction_and_collection(cluster: CheckedCluster) -> None:
     driver, collector = taken_over(cluster, compacts=True), Process(cluster)
     cluster.actor("driver", lambda: (driver.batch(), driver.settle(), driver.batch(), driver.settle()))
     cluster.actor("collector", lambda: (cluster.pass_time(HOUR_MS), collector.collect()))
+
+
+# --- Output of a sink ------------------------------------------------------------------------------------------------
+
+
+def _drains(driver: Process) -> None:
+    """Publish as a query does, again after a refusal, unless the driver is out of date."""
+    for _ in range(3):
+        with suppress(DstlError):
+            driver.publish()
+            return
+
+
+def unpublished_output(cluster: CheckedCluster) -> None:
+    """Start with four checkpoints, the output of the first of which is published."""
+    driver = first_checkpoints(cluster, 1, has_sink=True)
+    driver.publish()
+    driver.batch()
+    driver.batch()
+    driver.batch()
+
+
+@history(unpublished_output)
+def output_and_subsumption(cluster: CheckedCluster) -> None:
+    """A driver goes on, and subsumed checkpoints are deleted, while its publisher reads the log; it may be killed."""
+    driver, collector = taken_over(cluster, has_sink=True), Process(cluster, HOUR_MS)
+
+    def work() -> None:
+        for _ in range(4):
+            driver.batch()
+            driver.settle()
+            cluster.pass_time(2 * MINUTE_MS)
+
+    cluster.actor("driver", work, "query")
+
+    def publish() -> None:
+        for _ in range(2):
+            try:
+                driver.publish()
+            except DstlError as error:
+                raise ViolationError(f"output cannot be published: {error}") from error
+
+    cluster.actor("publisher", publish, "query")
+    cluster.actor("collector", collector.collect)
+
+
+@history(unpublished_output)
+def output_of_two_drivers(cluster: CheckedCluster) -> None:
+    """A driver stands still and resumes, while another one takes over, publishes and subsumes."""
+    first, second = taken_over(cluster, has_sink=True), Process(cluster, compacts=True, has_sink=True)
+
+    def take_over() -> None:
+        second.open()
+        for _ in range(3):
+            second.batch()
+            second.publish()
+            second.settle()
+            cluster.pass_time(2 * MINUTE_MS)
+
+    cluster.actor("first", lambda: (first.batch(), _drains(first), first.batch(), _drains(first)))
+    cluster.actor("second", take_over)
+
+
+@history(unpublished_output)
+def output_and_a_rewind(cluster: CheckedCluster) -> None:
+    """The job is rewound while its output is published; drivers of before and after publish at once."""
+    driver, operator, second = taken_over(cluster, has_sink=True), Process(cluster), Process(cluster, has_sink=True)
+
+    def go_on() -> None:
+        operator.rewind(checkpoint_id=2)
+        second.open()
+        for _ in range(2):
+            second.batch()
+            second.settle()
+        _drains(second)
+
+    cluster.actor("first", lambda: (driver.batch(), _drains(driver), driver.settle()))
+    cluster.actor("second", go_on)
+
+
+@history(unpublished_output)
+def output_behind_a_savepoint(cluster: CheckedCluster) -> None:
+    """A savepoint with unpublished output is made; the job goes on, is rewound to it, and output is published again."""
+    driver, person = taken_over(cluster, has_sink=True), Process(cluster)
+
+    def go_back() -> None:
+        person.save("kept")
+        driver.publish()
+        for _ in range(3):
+            driver.batch()
+            driver.publish()
+            driver.settle()
+            cluster.pass_time(2 * MINUTE_MS)
+        person.rewind(savepoint="kept")
+        driver.open()
+        driver.batch()
+        _drains(driver)
+
+    collector = Process(cluster, HOUR_MS)
+    cluster.actor("person", go_back)
+    cluster.actor("collector", collector.collect)
 
 
 # --- All together ----------------------------------------------------------------------------------------------------

@@ -11,15 +11,19 @@ The invariants, whichever process was paused or killed; kept beside the store, a
 4. Garbage is collected in the end.
 5. A savepoint that was reported is taken off the register only after a request to delete it, and no object of a
    savepoint is deleted while it is on the register, or is put on the register without being stored.
+6. Output that is not published is in the newest checkpoint; no record is published twice, and what the marker of the
+   sink covers was published.
 
 The oracle reads manifests and indexes as they are put, and takes no turns.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections import Counter
+from collections.abc import Iterator, Sequence
 from contextlib import suppress
 
+from backend_client.sinks.protocol import Marker
 from dstl_service.formats.keys import place_of
 from dstl_service.formats.manifest import Manifest, ManifestKind, decode_manifest, object_keys
 from dstl_service.formats.materialization_index import MaterializationIndex, decode_index
@@ -29,6 +33,7 @@ from dstl_service.wire import CheckpointRef
 from storage.errors import CorruptDataError
 from storage.memory_store import MemoryStore
 from storage.model import ChangeSetId
+from tests.modelcheck.output import SINK_NAME
 from tests.modelcheck.scheduler import ViolationError
 
 Table = dict[bytes, bytes]
@@ -87,7 +92,8 @@ class Oracle:
 
     def contents(self, manifest: Manifest | None) -> Table:
         """Return the content of a checkpoint; one made by a rewind has the sets of its original."""
-        return self._contents[manifest.segments[0].entry.id] if manifest else {}
+        sets = [segment.entry.id for segment in manifest.segments] if manifest else []
+        return next((self._contents[set_id] for set_id in sets if set_id in self._contents), {})
 
     def manifest(self, ref: CheckpointRef | None) -> Manifest | None:
         """Return a checkpoint's manifest, even if it was deleted."""
@@ -167,6 +173,29 @@ class Oracle:
             base = None if manifest.rewound_from else manifest.base
             manifest = self._at(base) if base else None
             missing = base if manifest is None else None
+
+    def check_output(self, records: Sequence[str], marker: Marker | None) -> None:
+        """
+        Raise `ViolationError` unless the newest checkpoint has all output that is not published.
+
+        Args:
+            records: What is published; each record is ``<checkpoint id>/<epoch>``, as the job's table has them.
+            marker: The slot's marker.
+        """
+        if twice := [record for record, count in Counter(records).items() if count > 1]:
+            raise ViolationError(f"output is published twice: {twice}")
+        newest = self.newest
+        if newest is None or not any(operator.is_sink for operator in newest.operators):
+            return
+        wanted = [(int(key[2:]), int(epoch)) for key, epoch in sorted(self.contents(newest).items())]
+        published = {pair for pair in wanted if marker is not None and marker.covers(pair[1], pair[0])}
+        if lost := [f"{number}/{epoch}" for number, epoch in published if f"{number}/{epoch}" not in records]:
+            raise ViolationError(f"output that the marker covers was never published: {lost}")
+        chain = [*self._chain(newest)]
+        there = {segment.entry.id for step in chain for segment in (*step.segments, *step.earlier)}
+        readable = {(one.checkpoint_id, one.writer.epoch) for one in there if one.operator == SINK_NAME}
+        if missing := [pair for pair in wanted if pair not in published and pair not in readable]:
+            raise ViolationError(f"output is neither published nor in checkpoint {newest.ref.to_text()}: {missing}")
 
     def check_reported(self) -> None:
         """Raise `ViolationError` if a reported checkpoint is in no checkpoint's past."""

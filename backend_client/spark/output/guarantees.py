@@ -46,7 +46,7 @@ def function_plan(
     if guarantee == EXACTLY_ONCE and not writes_once:
         raise InvalidInputError(
             "guarantee='exactly-once' needs a sink that writes once or publishes what a checkpoint holds: a file "
-            "format, format('kafka'), or sink(…) with KafkaSink, PostgresSink, ParquetSink or your own; foreachBatch, "
-            "foreach and Spark's other sinks are 'at-least-once' or 'at-most-once'"
+            "format, format('kafka'), or sink(…) with KafkaSink, PostgresSink, ParquetSink, DeltaSink or your own; "
+            "foreachBatch, foreach and Spark's other sinks are 'at-least-once' or 'at-most-once'"
         )
     return FunctionPlan(function, guarantee == AT_MOST_ONCE, abandoned, numbers_batches)

@@ -6,7 +6,7 @@ import json
 import sqlite3
 import sys
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from contextlib import closing
+from contextlib import ExitStack, closing
 from dataclasses import dataclass
 from pathlib import Path
 from urllib.request import urlopen
@@ -16,6 +16,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
+from backend_client.sinks.delta import DeltaSink
 from backend_client.sinks.kafka import KafkaSink
 from backend_client.sinks.parquet import ParquetSink
 from backend_client.sinks.postgres import PostgresSink
@@ -29,6 +30,7 @@ from tests.support.kafka_reader import committed_values
 from tools.servers.kafka import KafkaBroker
 from tools.servers.postgres import PostgresServer
 from tools.servers.programs import ServerProcess
+from tools.servers.s3_server import S3Server
 from tools.servers.sqlite_sink import SqliteSink
 
 pytestmark = [pytest.mark.integration, pytest.mark.timeout(180)]
@@ -79,6 +81,27 @@ def test_parquet(tmp_path: Path) -> None:
         return [n for path in files for n in pq.read_table(path)["n"].to_pylist()]
 
     assert SinkKit(ParquetSink((tmp_path / "out").as_uri()), NUMBERS, numbers, read).run() == []
+
+
+@pytest.mark.parametrize("where", ["disk", "s3"])
+def test_delta(tmp_path: Path, where: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A commit of the table for each slot and checkpoint; a table has no order."""
+    with ExitStack() as servers:
+        path = (tmp_path / "out").as_uri()
+        if where == "s3":
+            server = servers.enter_context(S3Server())
+            server.create_bucket("bucket")
+            for name, value in server.env().items():
+                monkeypatch.setenv(name, value)
+            path = "s3://bucket/out"
+        sink = DeltaSink(path)
+
+        def read() -> list[int]:
+            found: list[int] = sink.table().to_pyarrow_table()["n"].to_pylist()
+            return found
+
+        kit = SinkKit(sink, NUMBERS, numbers, read, in_order=False)
+        assert kit.run() == []
 
 
 class Receiver(ServerProcess):

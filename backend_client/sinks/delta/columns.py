@@ -1,0 +1,135 @@
+"""Columns of output and of a Delta table: what fits, what is missing, and batches with the table's columns."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import pyarrow as pa
+from deltalake import DeltaTable, Field, Schema
+
+from storage.errors import InvalidInputError, UnavailableError
+
+_COMPUTED = ("delta.generationExpression", "delta.identity.start")
+"""In a column's metadata: the table computes its values."""
+
+
+def column_types(columns: pa.Schema, partition_by: Sequence[str]) -> pa.Schema:
+    """
+    Return output columns with the types that Delta has for them.
+
+    Raises:
+        InvalidInputError: It has none, or two names differ only in case; or a partition column is missing or all are.
+    """
+    found = pa.schema([pa.field(column.name, _type(column.type)) for column in columns])
+    for column in found:
+        try:
+            Schema.from_arrow(pa.schema([column]))
+        except Exception as error:
+            # The library raises exactly this class, with a trace in its text.
+            raise InvalidInputError(
+                f"column {column.name} is {columns.field(column.name).type}, for which Delta has no type: cast it, or "
+                "leave it out"
+            ) from error
+        if pa.types.is_null(column.type):
+            raise InvalidInputError(f"column {column.name} has no type: cast it")
+    names = Counter(name.lower() for name in found.names)
+    if twice := [name for name in found.names if names[name.lower()] > 1]:
+        raise InvalidInputError(f"columns {', '.join(twice)} are the same to Delta, which ignores case: rename one")
+    if missing := [name for name in partition_by if name not in found.names]:
+        raise InvalidInputError(f"the result has no column {', '.join(missing)}; it has {', '.join(found.names)}")
+    if len({*partition_by}) == len(found):
+        raise InvalidInputError("partition_by names all columns: a file needs one that is not in its path")
+    return found
+
+
+def check_table(
+    table: DeltaTable, path: str, wanted: pa.Schema, partition_by: Sequence[str], *, merge: bool
+) -> list[Field]:
+    """
+    Check that a table takes output; return the columns that it lacks, which are none unless they may be merged.
+
+    Raises:
+        InvalidInputError: It does not; says what the table has and what the result has.
+    """
+    partitions = list(table.metadata().partition_columns)
+    if partition_by and [*partition_by] != partitions:
+        raise InvalidInputError(
+            f"table {path} is partitioned by {', '.join(partitions) or 'nothing'}, not by {', '.join(partition_by)}"
+        )
+    there = {column.name: column for column in pa.schema(table.schema().to_arrow())}
+    metadata = _metadata(table)
+    for column in wanted:
+        if column.name in there and _type(there[column.name].type) != column.type:
+            raise InvalidInputError(
+                f"column {column.name} of table {path} is {there[column.name].type}, of the result {column.type}: "
+                "cast it in the query"
+            )
+        if column.name in there and _is_computed(metadata[column.name]):
+            raise InvalidInputError(f"table {path} computes column {column.name}: leave it out of the result")
+    required = [name for name, column in there.items() if not column.nullable and name not in wanted.names]
+    if required := [name for name in required if not _is_computed(metadata[name])]:
+        raise InvalidInputError(f"table {path} requires column {', '.join(required)}, which the result does not have")
+    lacking = [column for column in wanted if column.name not in there]
+    if lacking and not merge:
+        raise InvalidInputError(
+            f"table {path} has no column {', '.join(column.name for column in lacking)}; it has {', '.join(there)}: "
+            "add it, or set merge_schema"
+        )
+    return list(Schema.from_arrow(pa.schema(lacking)).fields) if lacking else []
+
+
+def stored_columns(table: DeltaTable) -> pa.Schema:
+    """Return the columns that are written to a table: all but those that it computes; null is found by the table."""
+    metadata = _metadata(table)
+    columns = pa.schema(table.schema().to_arrow())
+    return pa.schema(
+        [pa.field(column.name, column.type) for column in columns if not _is_computed(metadata[column.name])]
+    )
+
+
+def conformed(batch: pa.RecordBatch, schema: pa.Schema, path: str) -> pa.RecordBatch:
+    """
+    Return a batch with a table's columns; those that it lacks are null.
+
+    Raises:
+        UnavailableError: The table has no such column, or cannot hold a value: it was changed, or the query was.
+    """
+    if lacking := [name for name in batch.schema.names if name not in schema.names]:
+        raise UnavailableError(f"table {path} no longer has column {', '.join(lacking)}: add it to the table again")
+    arrays = []
+    for column in schema:
+        if column.name not in batch.schema.names:
+            arrays.append(pa.nulls(batch.num_rows, column.type))
+            continue
+        array = batch.column(column.name)
+        try:
+            arrays.append(array.cast(column.type))
+        except pa.ArrowException as error:
+            raise UnavailableError(
+                f"column {column.name} of table {path} is {column.type} and cannot hold a value of {array.type}: "
+                f"change the table's column: {error}"
+            ) from error
+    return pa.RecordBatch.from_arrays(arrays, schema=schema)
+
+
+def _metadata(table: DeltaTable) -> dict[str, Mapping[str, Any]]:
+    return {column.name: column.metadata for column in table.schema().fields}
+
+
+def _is_computed(metadata: Mapping[str, Any]) -> bool:
+    return any(name in metadata for name in _COMPUTED)
+
+
+def _type(given: pa.DataType) -> pa.DataType:
+    """Return a type as Delta has it: times in UTC and microseconds, anything may be null."""
+    if pa.types.is_timestamp(given):
+        return pa.timestamp("us", None if given.tz is None else "UTC")
+    if pa.types.is_list(given):
+        return pa.list_(_type(given.value_type))
+    if pa.types.is_map(given):
+        return pa.map_(_type(given.key_type), _type(given.item_type))
+    if pa.types.is_struct(given):
+        return pa.struct([pa.field(column.name, _type(column.type)) for column in given])
+    return given

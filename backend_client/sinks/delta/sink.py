@@ -1,0 +1,283 @@
+"""
+Publishes to a table of Delta Lake: one commit of the table per slot and checkpoint.
+
+The marker lies in the commit as *application transactions*, numbers under names that Delta keeps for this purpose: a
+checkpoint of the table's log has them all, so they outlive the commits of which the log is cleaned, and rewriting or
+deleting data leaves them. A commit's own information and the files' metadata would not.
+
+A commit is built on the version of the table that was read when the slot was opened. Delta refuses it if a later
+version has a transaction of the same name: that fences a publisher that was paused. Other writers' commits are no
+obstacle.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import tempfile
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import IO, Literal, cast, get_args
+from urllib.parse import unquote, urlsplit
+
+import pyarrow as pa
+from deltalake import CommitProperties, DeltaTable, Transaction, WriterProperties, write_deltalake
+from deltalake.exceptions import DeltaError
+
+from backend_client.sinks.delta.columns import check_table, column_types, conformed, stored_columns
+from backend_client.sinks.delta.markers import check_retention, stored_marker, transactions
+from backend_client.sinks.protocol import Marker, Sink, Slot, SlotPublisher
+from storage.errors import DstlError, FencedError, InvalidInputError, UnavailableError
+from storage.open import open_store
+
+_CREATED_WITH = {"delta.checkpointInterval": "10"}
+"""Whoever opens the table reads all commits since the last checkpoint of its log."""
+_COMMIT_RETRIES = 100
+"""How many commits of others may come between; each try is one small PUT."""
+_Compression = Literal["ZSTD", "SNAPPY", "GZIP", "UNCOMPRESSED"]
+_ROW_GROUP_BYTES = 64 << 20
+"""A file is written one row group at a time, which the library holds in memory."""
+_ENDPOINT_NAMES = ("aws_endpoint_url_s3", "aws_endpoint_url", "endpoint_url", "aws_endpoint", "endpoint")
+_SECRETS = ("aws_access_key_id", "access_key_id", "aws_session_token", "token")
+
+
+@dataclass(frozen=True, slots=True)
+class DeltaSink(Sink):
+    """
+    A table of Delta Lake, which is created if it is missing; other writers may use it, too.
+
+    Args:
+        path: ``s3://bucket/folder`` or ``file:///folder``; the executors' environment has the credentials.
+        partition_by: Columns by which a new table is partitioned; an existing one must be partitioned by them.
+        merge_schema: Whether columns that the table lacks are added to it when the query starts.
+        compression: Of the files: ``zstd``, ``snappy``, ``gzip`` or ``uncompressed``.
+        storage_options: Options of the store as `deltalake` takes them, for example ``aws_endpoint_url``.
+    """
+
+    path: str
+    partition_by: tuple[str, ...] = ()
+    merge_schema: bool = False
+    compression: str = "zstd"
+    storage_options: Mapping[str, str] = field(default_factory=dict, repr=False)
+
+    def __post_init__(self) -> None:
+        columns: object = self.partition_by
+        if isinstance(columns, str):
+            raise InvalidInputError(f"partition_by must be a tuple of columns, such as ({columns!r},)")
+        if urlsplit(self.path).scheme not in ("s3", "file"):
+            raise InvalidInputError(f"path {self.path!r} must be s3://bucket/folder or file:///folder")
+        if self.compression.upper() not in get_args(_Compression):
+            known = ", ".join(get_args(_Compression)).lower()
+            raise InvalidInputError(f"compression {self.compression!r} is unknown; use one of {known}")
+
+    def check(self, columns: pa.Schema, slots: Sequence[Slot]) -> None:
+        """Create the table, or check that it takes the columns; make an empty commit, which needs all rights."""
+        wanted = column_types(columns, self.partition_by)
+        self._check_conditional_puts()
+        with _told(self.path):
+            if not DeltaTable.is_deltatable(self.location, self.options):
+                self._create(wanted)
+            table = self.table()
+            added = check_table(table, self.path, wanted, self.partition_by, merge=self.merge_schema)
+            if added:
+                table.alter.add_columns(added)
+            check_retention(table, self.path)
+            _commit_nothing(table, CommitProperties(custom_metadata={"dstl": "check of a sink"}))
+
+    def open(self, slot: Slot) -> SlotPublisher:
+        """Open a slot. Of several publishers the first one to commit wins; the others are fenced."""
+        with _told(self.path):
+            return _DeltaPublisher(self, slot)
+
+    def table(self) -> DeltaTable:
+        """Load the table's newest version."""
+        return DeltaTable(self.location, storage_options=self.options)
+
+    @property
+    def is_local(self) -> bool:
+        """Whether the table is in a folder of a mounted disk."""
+        return urlsplit(self.path).scheme == "file"
+
+    @property
+    def location(self) -> str:
+        """Where `deltalake` finds the table."""
+        return unquote(urlsplit(self.path).path) if self.is_local else self.path
+
+    @property
+    def options(self) -> dict[str, str]:
+        """The store's options, with what S3 needs for commits that overwrite nothing."""
+        if self.is_local:
+            return dict(self.storage_options)
+        options = {"aws_conditional_put": "etag", **self.storage_options}
+        if endpoint := self._endpoint():
+            options.setdefault("aws_endpoint_url", endpoint)
+            options.setdefault("aws_allow_http", str(endpoint.startswith("http://")).lower())
+        return options
+
+    def _endpoint(self) -> str | None:
+        given = {name.lower(): value for name, value in self.storage_options.items()}
+        found = [given.get(name) for name in _ENDPOINT_NAMES] + [os.environ.get(n.upper()) for n in _ENDPOINT_NAMES[:2]]
+        return next(filter(None, found), None)
+
+    def _create(self, columns: pa.Schema) -> None:
+        if self.is_local:
+            os.makedirs(self.location, exist_ok=True)
+        DeltaTable.create(
+            self.location,
+            columns,
+            mode="ignore",
+            partition_by=list(self.partition_by),
+            configuration=_CREATED_WITH,
+            storage_options=self.options,
+        )
+
+    def _check_conditional_puts(self) -> None:
+        """Check that the store of an S3 table refuses to overwrite: without that, commits would replace each other."""
+        if self.is_local or any(name.lower() in _SECRETS for name in self.storage_options):
+            return
+        endpoint = self._endpoint()
+        # In a hidden folder: readers leave out what begins with an underscore.
+        store = open_store(f"{self.path.rstrip('/')}/_dstl", **({"endpoint_url": endpoint} if endpoint else {}))
+        try:
+            store.check_writable()
+        except DstlError as error:
+            raise UnavailableError(f"the sink's table {self.path} cannot be written: {error}") from error
+        finally:
+            store.close()
+
+
+class _DeltaPublisher(SlotPublisher):
+    def __init__(self, sink: DeltaSink, slot: Slot) -> None:
+        self._sink = sink
+        self._slot = slot
+        self._table = sink.table()
+        check_retention(self._table, sink.path)
+        self._last = stored_marker(self._table, slot)
+
+    def last_published(self) -> Marker | None:
+        """Return the marker of the table's version on which a commit is built."""
+        return self._last
+
+    def publish(self, records: Iterable[pa.RecordBatch], marker: Marker) -> int:
+        """Commit, even without records: a marker that falls behind would look as if the table had been set back."""
+        schema = stored_columns(self._table)
+        # Through a file: the library reads in its own threads, where the log's errors would lose their kind.
+        with tempfile.TemporaryFile() as file:
+            rows, size_bytes = _spool(file, records, schema, self._sink.path)
+            try:
+                with _told(self._sink.path):
+                    self._commit(file if rows else None, marker, _rows_per_group(rows, size_bytes))
+                    self._check_committed(marker)
+                    if self._sink.is_local:
+                        _flush(Path(self._sink.location), self._table.version())
+            except UnavailableError as error:
+                if isinstance(error.__cause__, DeltaError):
+                    self._check_not_overtaken()
+                raise
+        self._last = marker
+        return rows
+
+    def close(self) -> None:
+        """Do nothing: a table keeps no connection."""
+
+    def _commit(self, file: IO[bytes] | None, marker: Marker, rows_per_group: int) -> None:
+        properties = CommitProperties(
+            custom_metadata={
+                "dstl": f"sink {self._slot.sink}, slot {self._slot.number}: {marker.checkpoint.to_text()}"
+            },
+            max_commit_retries=_COMMIT_RETRIES,
+            app_transactions=[Transaction(*pair) for pair in transactions(self._slot, marker)],
+        )
+        if file is None:
+            _commit_nothing(self._table, properties)
+            return
+        write_deltalake(
+            self._table,
+            cast("pa.RecordBatchReader", pa.ipc.open_stream(file)),
+            mode="append",
+            schema_mode="merge",  # columns that others have added since are filled with null
+            writer_properties=WriterProperties(
+                compression=cast("_Compression", self._sink.compression.upper()), max_row_group_size=rows_per_group
+            ),
+            commit_properties=properties,
+        )
+
+    def _check_committed(self, marker: Marker) -> None:
+        """
+        Check that readers see the commit.
+
+        A process that stands still between choosing a number and putting the commit may come so late that the log has
+        been cleaned: then the number is free again, and its commit is behind the log's checkpoint, where nobody looks.
+        """
+        newest = self._sink.table()
+        if newest.version() != self._table.version() and stored_marker(newest, self._slot) != marker:
+            raise self._fenced()
+
+    def _check_not_overtaken(self) -> None:
+        with _told(self._sink.path):
+            if stored_marker(self._sink.table(), self._slot) != self._last:
+                raise self._fenced()
+
+    def _fenced(self) -> FencedError:
+        return FencedError(f"slot {self._slot.number} of sink {self._slot.sink!r} was published by another publisher")
+
+
+@contextmanager
+def _told(path: str) -> Iterator[None]:
+    """Turn errors of the library into those of the protocol; previews of rows are left out."""
+    try:
+        yield
+    except (DeltaError, OSError) as error:
+        text = " ".join(str(error).partition("\nPreview")[0].split())
+        raise UnavailableError(f"table {path} cannot be read or written: {text[:500]}") from error
+
+
+def _commit_nothing(table: DeltaTable, properties: CommitProperties) -> None:
+    partitions = list(table.metadata().partition_columns)
+    table.create_write_transaction([], "append", table.schema(), partitions, commit_properties=properties)
+
+
+def _spool(file: IO[bytes], records: Iterable[pa.RecordBatch], schema: pa.Schema, path: str) -> tuple[int, int]:
+    """Write records into a file as an IPC stream, with the table's columns; return the number of rows, and bytes."""
+    rows = size_bytes = 0
+    options = pa.ipc.IpcWriteOptions(compression="lz4")
+    with pa.ipc.new_stream(file, schema, options=options) as writer:
+        for batch in records:
+            if batch.num_rows:
+                with _room():
+                    writer.write_batch(conformed(batch, schema, path))
+                rows, size_bytes = rows + batch.num_rows, size_bytes + batch.nbytes
+    with _room():
+        file.flush()
+    file.seek(0)
+    return rows, size_bytes
+
+
+def _rows_per_group(rows: int, size_bytes: int) -> int:
+    return max(1, rows * _ROW_GROUP_BYTES // max(size_bytes, 1))
+
+
+def _flush(folder: Path, version: int) -> None:
+    """Write a commit and its files to the disk, which the library does not: the log gives up what is published."""
+    commit = folder / "_delta_log" / f"{version:020d}.json"
+    actions = [json.loads(line) for line in commit.read_text(encoding="utf-8").splitlines()]
+    files = [folder / unquote(action["add"]["path"]) for action in actions if "add" in action]
+    for path in [*files, *{file.parent for file in files}, folder, commit, commit.parent]:
+        descriptor = os.open(path, os.O_RDONLY)
+        try:
+            os.fsync(descriptor)
+        finally:
+            os.close(descriptor)
+
+
+@contextmanager
+def _room() -> Iterator[None]:
+    try:
+        yield
+    except OSError as error:
+        raise UnavailableError(
+            f"records cannot be kept in the folder {tempfile.gettempdir()} of this host: {error.strerror or error}; "
+            "make room there, or name another folder with TMPDIR"
+        ) from error

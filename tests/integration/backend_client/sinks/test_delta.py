@@ -1,0 +1,407 @@
+"""Publishing to tables of Delta Lake: what readers see, what others may do to the table, on a disk and on S3."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Iterator
+from datetime import date
+from pathlib import Path
+from urllib.parse import unquote
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+from deltalake import DeltaTable, write_deltalake
+from deltalake.exceptions import DeltaError
+
+from backend_client.sinks.delta import DeltaSink
+from backend_client.sinks.protocol import Marker, Slot
+from dstl_service.wire import BRANCH_GENERATIONS, CheckpointRef
+from storage.errors import CorruptDataError, FencedError, InvalidInputError, UnavailableError
+from tools.servers.s3_server import S3Server
+
+pytestmark = [pytest.mark.integration, pytest.mark.timeout(120)]
+
+COLUMNS = pa.schema({"k": pa.string(), "v": pa.int64()})
+SLOT = Slot("job", "uid", "out", 1, COLUMNS)
+UID = "0123456789abcdef0123456789abcdef"
+
+
+@pytest.fixture(scope="module")
+def s3() -> Iterator[S3Server]:
+    with S3Server() as server:
+        server.create_bucket("bucket")
+        yield server
+
+
+@pytest.fixture(params=["disk", "s3"])
+def sink(request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> DeltaSink:
+    """A sink with an empty table."""
+    if request.param == "disk":
+        made = DeltaSink((tmp_path / "out folder").as_uri())
+    else:
+        for name, value in request.getfixturevalue("s3").env().items():
+            monkeypatch.setenv(name, value)
+        made = DeltaSink(f"s3://bucket/{tmp_path.name}/out")
+    made.check(COLUMNS, [SLOT])
+    return made
+
+
+on_disk = pytest.mark.parametrize("sink", ["disk"], indirect=True)
+
+
+def marker(checkpoint_id: int, branch: int = 0, slot: int = 1) -> Marker:
+    return Marker("uid", slot, CheckpointRef(checkpoint_id, branch * BRANCH_GENERATIONS, UID))
+
+
+def batch(*values: int) -> pa.RecordBatch:
+    return pa.record_batch({"k": [str(value) for value in values], "v": list(values)}, schema=COLUMNS)
+
+
+def publish(sink: DeltaSink, checkpoint_id: int, *values: int, branch: int = 0) -> None:
+    publisher = sink.open(SLOT)
+    publisher.publish([batch(*values)] if values else [], marker(checkpoint_id, branch))
+    publisher.close()
+
+
+def last(sink: DeltaSink) -> Marker | None:
+    publisher = sink.open(SLOT)
+    try:
+        return publisher.last_published()
+    finally:
+        publisher.close()
+
+
+def seen(sink: DeltaSink) -> list[int]:
+    return sorted(sink.table().to_pyarrow_table()["v"].to_pylist())
+
+
+def log(sink: DeltaSink) -> Path:
+    return Path(sink.location) / "_delta_log"
+
+
+def test_records_and_marker_are_one_commit(sink: DeltaSink) -> None:
+    """Any reader of the format sees the rows; the table's history names the checkpoint."""
+    version = sink.table().version()
+    publish(sink, 0, 1, 2)
+    publish(sink, 1)
+    assert last(sink) == marker(1), "without records, too"
+    publish(sink, 2, 3)
+    assert (last(sink), seen(sink)) == (marker(2), [1, 2, 3])
+    table = sink.table()
+    assert (table.version(), table.transaction_version("dstl/out/uid/1")) == (version + 3, 2)
+    assert table.history(1)[0]["dstl"] == f"sink out, slot 1: 2.0.{UID}"
+    files = [unquote(path) for path in table.file_uris()] if sink.is_local else []
+    assert [value for path in files for value in pq.read_table(path)["v"].to_pylist()] == [3, 1, 2][: 3 * len(files)]
+
+
+def test_markers_of_any_length(sink: DeltaSink) -> None:
+    """All branches of a long marker come back, and shorter markers after it, too."""
+    for length in range(1, 10):
+        short = Marker("uid", 1, CheckpointRef(7, 0, "u" * length))
+        long = Marker(
+            "uid", 1, CheckpointRef(10**18 - 1, 10**18 - 1, "u" * 64), tuple((n, 10**17 + n) for n in range(20))
+        )
+        for one in (long, short):
+            publisher = sink.open(SLOT)
+            publisher.publish([batch(1)], one)
+            publisher.close()
+            assert last(sink) == one
+
+
+def test_an_older_publisher_is_fenced_by_the_log(sink: DeltaSink) -> None:
+    """Delta refuses its commit, because a later version has a transaction of the slot; commits of others do no harm."""
+    older = sink.open(SLOT)
+    other = sink.open(Slot("job", "uid", "out", 0, COLUMNS))
+    publish(sink, 0, 1)
+    write_deltalake(sink.table(), pa.table({"k": ["x"], "v": [9]}), mode="append")
+    other.publish([batch(5)], marker(0, slot=0))
+    with pytest.raises(FencedError, match="was published by another publisher"):
+        older.publish([batch(1)], marker(0))
+    assert (last(sink), seen(sink)) == (marker(0), [1, 5, 9])
+
+
+def test_an_empty_publish_is_fenced(sink: DeltaSink) -> None:
+    """A marker alone is a commit, too."""
+    publish(sink, 0, 1)
+    older = sink.open(SLOT)
+    publish(sink, 1, 2)
+    with pytest.raises(FencedError, match="was published by another publisher"):
+        older.publish([], marker(1))
+    assert last(sink) == marker(1)
+
+
+def test_the_library_itself_refuses_a_second_transaction(sink: DeltaSink) -> None:
+    """Fencing relies on this: two commits on one version, both with a transaction of one name."""
+    from deltalake import CommitProperties, Transaction
+
+    properties = CommitProperties(app_transactions=[Transaction("name", 1)], max_commit_retries=100)
+    first, second = sink.table(), sink.table()
+    rows = pa.table({"k": ["x"], "v": [1]})
+    write_deltalake(first, rows, mode="append", commit_properties=properties)
+    with pytest.raises(DeltaError, match="Concurrent transaction"):
+        write_deltalake(second, rows, mode="append", commit_properties=properties)
+    assert seen(sink) == [1]
+
+
+@on_disk
+def test_the_marker_outlives_the_log(sink: DeltaSink) -> None:
+    """Checkpoints of the table's log have it; commits older than that may be deleted."""
+    publish(sink, 0, 1)
+    publish(sink, 1, 2)
+    table = sink.table()
+    table.alter.set_table_properties({"delta.logRetentionDuration": "interval 0 days"})
+    for number in range(5):
+        write_deltalake(table, pa.table({"k": ["x"], "v": [number + 10]}), mode="append")
+    table.create_checkpoint()
+    table.cleanup_metadata()
+    assert [path.name for path in sorted(log(sink).glob("*.json"))] == [f"{table.version():020d}.json"]
+    assert (last(sink), seen(sink)) == (marker(1), [1, 2, *range(10, 15)])
+    for checkpoint_id in range(2, 15):
+        publish(sink, checkpoint_id, checkpoint_id + 13)
+    assert len([*log(sink).glob("*.checkpoint.parquet")]) >= 1, "the log has checkpoints of its own"
+    assert (last(sink), seen(sink)) == (marker(14), [1, 2, *range(10, 28)])
+
+
+@pytest.mark.parametrize("change", ["compact", "vacuum", "overwrite", "delete", "restore"])
+def test_others_change_the_table(sink: DeltaSink, change: str) -> None:
+    """Nothing is published again, and publishing goes on; a publisher that was open meanwhile, too."""
+    publish(sink, 0, 1)
+    publish(sink, 1, 2)
+    table, opened = sink.table(), sink.open(SLOT)
+    left = [1, 2]
+    if change == "compact":
+        assert table.optimize.compact()["numFilesRemoved"] == 2
+    elif change == "vacuum":
+        table.optimize.compact()
+        removed = table.vacuum(retention_hours=0, dry_run=False, enforce_retention_duration=False)
+        assert len(removed) == 2
+    elif change == "overwrite":
+        write_deltalake(table, pa.table({"k": ["x"], "v": [9]}), mode="overwrite")
+        left = [9]
+    elif change == "delete":
+        table.delete()
+        left = []
+    else:
+        table.restore(table.version() - 1)
+        left = [1]
+    assert (last(sink), seen(sink)) == (marker(1), left)
+    try:
+        opened.publish([batch(3)], marker(2))
+    except UnavailableError:
+        publish(sink, 2, 3)  # what it read was deleted
+    assert (last(sink), seen(sink)) == (marker(2), sorted([*left, 3]))
+
+
+def test_a_table_that_forgets_transactions_is_refused(sink: DeltaSink) -> None:
+    """At the start, and when the property is set later."""
+    publish(sink, 0, 1)
+    sink.table().alter.set_table_properties({"delta.setTransactionRetentionDuration": "interval 1 days"})
+    for use in (lambda: sink.check(COLUMNS, [SLOT]), lambda: sink.open(SLOT)):
+        with pytest.raises(UnavailableError, match="it forgets what was published to it: unset this property"):
+            use()
+
+
+@on_disk
+def test_a_late_commit_behind_a_cleaned_log_is_no_success(sink: DeltaSink, monkeypatch: pytest.MonkeyPatch) -> None:
+    """
+    A process stands still between choosing a number and putting the commit, until the log is cleaned.
+
+    The number is then free again, and nobody looks for it: records would be lost if that counted as published.
+    """
+    publish(sink, 0, 1)
+    older, chosen = sink.open(SLOT), sink.table().version() + 1
+    for _ in range(3):
+        write_deltalake(sink.table(), pa.table({"k": ["x"], "v": [9]}), mode="append")
+    table = sink.table()
+    table.create_checkpoint()
+    kept = {path: path.read_bytes() for path in log(sink).iterdir()}
+    # The log as the older publisher saw it when it chose the number: without what came after.
+    for path in kept:
+        name = path.name.split(".")[0]
+        if name == "_last_checkpoint" or int(name) >= chosen:
+            path.unlink()
+    load = DeltaSink.table
+
+    def cleaned_meanwhile(self: DeltaSink) -> DeltaTable:
+        """What the publisher looks at after its commit."""
+        for path, data in kept.items():
+            name = path.name.split(".")[0]
+            if name == "_last_checkpoint" or int(name) > chosen:
+                path.write_bytes(data)
+        for path in log(sink).glob("*.json"):
+            if int(path.name.split(".")[0]) < chosen:
+                path.unlink()
+        return load(self)
+
+    monkeypatch.setattr(DeltaSink, "table", cleaned_meanwhile)
+    with pytest.raises(FencedError):
+        older.publish([batch(2)], marker(1))
+    monkeypatch.undo()
+    assert (last(sink), seen(sink)) == (marker(0), [1, 9, 9, 9])
+    publish(sink, 1, 2)
+    assert (last(sink), seen(sink)) == (marker(1), [1, 2, 9, 9, 9])
+
+
+def test_partitions(tmp_path: Path) -> None:
+    """Files of several partitions are one commit."""
+    columns = pa.schema({"day": pa.date32(), "v": pa.int64()})
+    sink = DeltaSink((tmp_path / "out").as_uri(), partition_by=("day",))
+    sink.check(columns, [SLOT])
+    sink.check(columns, [SLOT])
+    publisher = sink.open(SLOT)
+    days = [date(2026, 1, 1), date(2026, 1, 2), None]
+    assert publisher.publish([pa.record_batch({"day": days, "v": [1, 2, 3]}, schema=columns)], marker(0)) == 3
+    table = sink.table()
+    assert len(table.file_uris()) == 3
+    assert table.to_pyarrow_table(filters=[("day", "=", date(2026, 1, 2))])["v"].to_pylist() == [2]
+    with pytest.raises(InvalidInputError, match="is partitioned by day, not by v"):
+        DeltaSink(sink.path, partition_by=("v",)).check(columns, [SLOT])
+
+
+def test_columns_are_added_if_wanted(sink: DeltaSink) -> None:
+    """Only with `merge_schema`, at the start; older rows have null there, and unpublished output of before fits."""
+    publish(sink, 0, 1)
+    wider = pa.schema([*COLUMNS, pa.field("w", pa.list_(pa.float64()))])
+    with pytest.raises(InvalidInputError, match="has no column w; it has k, v: add it, or set merge_schema"):
+        sink.check(wider, [SLOT])
+    merging = DeltaSink(sink.path, merge_schema=True)
+    merging.check(wider, [SLOT])
+    publisher = merging.open(SLOT)
+    new = pa.record_batch({"v": [3], "w": [[0.5]]}, schema=pa.schema([wider.field("v"), wider.field("w")]))
+    assert publisher.publish([batch(2), new], marker(1)) == 2
+    found = sorted(sink.table().to_pyarrow_table().to_pylist(), key=lambda row: row["v"])
+    assert found == [{"k": "1", "v": 1, "w": None}, {"k": "2", "v": 2, "w": None}, {"k": None, "v": 3, "w": [0.5]}]
+
+
+@on_disk
+def test_files_of_partitions_are_flushed(tmp_path: Path, sink: DeltaSink, monkeypatch: pytest.MonkeyPatch) -> None:
+    """On a disk, files and commit are on it before the log may give the records up; also where a value is escaped."""
+    flushed = list[str]()
+    monkeypatch.setattr(os, "fsync", lambda descriptor: flushed.append(os.readlink(f"/proc/self/fd/{descriptor}")))
+    made = DeltaSink((tmp_path / "escaped").as_uri(), partition_by=("k",))
+    made.check(COLUMNS, [SLOT])
+    publisher = made.open(SLOT)
+    publisher.publish([pa.record_batch({"k": ["a b/c%", None], "v": [1, 2]}, schema=COLUMNS)], marker(0))
+    there = {str(path) for path in (tmp_path / "escaped").rglob("*.parquet")}
+    newest = str(max((tmp_path / "escaped" / "_delta_log").glob("*.json")))
+    assert len(there) == 2
+    assert there < {*flushed}
+    assert flushed[-2:] == [newest, os.path.dirname(newest)]
+
+
+@on_disk
+def test_types_come_back(tmp_path: Path, sink: DeltaSink) -> None:
+    """All types of Spark that Delta has, nested ones, and times of any zone."""
+    values = {
+        "byte": pa.array([1], pa.int8()),
+        "decimal": pa.array([None], pa.decimal128(38, 10)),
+        "binary": pa.array([b"\0"]),
+        "bool": pa.array([True]),
+        "day": pa.array([1], pa.date32()),
+        "at": pa.array([1], pa.timestamp("us", "Europe/Berlin")),
+        "local": pa.array([1], pa.timestamp("us")),
+        "map": pa.array([[("a", [1.5])]], pa.map_(pa.string(), pa.list_(pa.float32()))),
+        "struct": pa.array([{"x": 1, "at": 0}], pa.struct({"x": pa.int16(), "at": pa.timestamp("us", "Asia/Tokyo")})),
+    }
+    given = pa.record_batch(values)
+    typed = DeltaSink((tmp_path / "types").as_uri())
+    typed.check(given.schema, [SLOT])
+    typed.check(given.schema, [SLOT])
+    publisher = typed.open(SLOT)
+    publisher.publish([given], marker(0))
+    assert json.dumps(typed.table().to_pyarrow_table().cast(given.schema).to_pylist(), default=str) == json.dumps(
+        given.to_pylist(), default=str
+    )
+
+
+@pytest.mark.parametrize(
+    ("columns", "match"),
+    [
+        ({"k": pa.string(), "v": pa.duration("us")}, "column v is duration"),
+        ({"k": pa.string(), "v": pa.null()}, "column v has no type"),
+        ({"k": pa.string(), "V": pa.int64(), "v": pa.int64()}, "columns V, v are the same to Delta"),
+        ({"k": pa.string(), "v": pa.string()}, "column v of table .* is int64, of the result string"),
+        ({"k": pa.string(), "V": pa.int64()}, "has no column V; it has k, v"),
+    ],
+)
+@on_disk
+def test_columns_are_checked(sink: DeltaSink, columns: dict[str, pa.DataType], match: str) -> None:
+    """What does not fit is told at the start, with what the table has."""
+    with pytest.raises(InvalidInputError, match=match):
+        sink.check(pa.schema(columns), [SLOT])
+
+
+@on_disk
+def test_required_columns(tmp_path: Path, sink: DeltaSink) -> None:
+    """A missing one is found at the start, a null when it comes; after the mend publishing goes on."""
+    required = pa.schema([pa.field("v", pa.int64(), nullable=False), pa.field("k", pa.string())])
+    path = (tmp_path / "required").as_uri()
+    DeltaTable.create(tmp_path / "required", required)
+    with pytest.raises(InvalidInputError, match="requires column v, which the result does not have"):
+        DeltaSink(path).check(pa.schema({"k": pa.string()}), [SLOT])
+    made = DeltaSink(path)
+    made.check(COLUMNS, [SLOT])
+    null = pa.record_batch({"k": ["secret"], "v": [None]}, schema=COLUMNS)
+    with pytest.raises(UnavailableError, match="1 rows failed validation check") as refused:
+        made.open(SLOT).publish([null], marker(0))
+    assert "secret" not in str(refused.value)
+    made.table().alter.drop_column_not_null("v")
+    assert made.open(SLOT).publish([null], marker(0)) == 1
+
+
+@on_disk
+def test_errors_of_records_keep_their_kind(sink: DeltaSink) -> None:
+    """What the log says is raised as it is, and nothing is published."""
+
+    def broken() -> Iterator[pa.RecordBatch]:
+        yield batch(1)
+        raise CorruptDataError("object is damaged", object_key="key")
+
+    with pytest.raises(CorruptDataError, match="object is damaged"):
+        sink.open(SLOT).publish(broken(), marker(0))
+    assert (last(sink), seen(sink)) == (None, [])
+
+
+@on_disk
+def test_a_table_that_was_changed_is_told(sink: DeltaSink) -> None:
+    """A column that the table lost, and one that became narrower; the error says what to do."""
+    changed = pa.table({"k": pa.array(["x"]), "v": pa.array([1], pa.int32())})
+    write_deltalake(sink.location, changed, mode="overwrite", schema_mode="overwrite")
+    with pytest.raises(UnavailableError, match=r"column v of table .* is int32 and cannot hold a value of int64"):
+        sink.open(SLOT).publish([batch(1 << 40)], marker(0))
+    write_deltalake(sink.location, changed.select(["v"]), mode="overwrite", schema_mode="overwrite")
+    with pytest.raises(UnavailableError, match="no longer has column k: add it to the table again"):
+        sink.open(SLOT).publish([batch(1)], marker(0))
+    assert last(sink) is None
+
+
+def test_tables_that_cannot_be_written(s3: S3Server, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Without the bucket, and with options that contradict each other."""
+    for name, value in s3.env().items():
+        monkeypatch.setenv(name, value)
+    with pytest.raises(UnavailableError, match="s3://nobody/out cannot be written"):
+        DeltaSink("s3://nobody/out").check(COLUMNS, [SLOT])
+    with pytest.raises(UnavailableError, match="cannot be read or written"):
+        DeltaSink("s3://bucket/nothing").open(SLOT)
+    for wrong in ({"path": "gs://x/y"}, {"compression": "zip"}, {"partition_by": "day"}):
+        with pytest.raises(InvalidInputError):
+            DeltaSink(**{"path": "file:///x", **wrong})  # type: ignore[arg-type]
+
+
+@on_disk
+def test_foreign_transactions_are_errors(sink: DeltaSink) -> None:
+    """A marker of which a part is missing is never taken for another one."""
+    publish(sink, 0, 1)
+    newest = max(log(sink).glob("*.json"))
+    lines = newest.read_text().splitlines()
+    newest.write_text("\n".join(line for line in lines if "dstl/out/uid/1/2" not in line))
+    with pytest.raises(CorruptDataError, match="are not those of one commit"):
+        sink.open(SLOT)
+
+
+def test_a_later_job_of_the_name_begins_anew(sink: DeltaSink) -> None:
+    """Markers of a deleted job say nothing of what its successor has published."""
+    publish(sink, 7, 1)
+    assert sink.open(Slot("job", "other", "out", 1, COLUMNS)).last_published() is None

@@ -19,7 +19,8 @@ class BatchProgress:
     not count. `table_bytes` is the size of all partitions' tables. `log_bytes` is the size of the change sets,
     `bytes_written` that of all objects. `late_rows` were dropped and are not included in `rows`. `watermark_ms` is the
     batch's watermark, None if no operator uses time. `unpublished` counts checkpoints before this one whose output its
-    sink has not published yet.
+    sink has not published yet. `rows_waiting` counts deferred rows that have not run yet, of this batch and earlier
+    ones; `rows_lost` the batch's rows that do not run unless somebody asks for it.
     """
 
     job: str
@@ -41,6 +42,8 @@ class BatchProgress:
     upload_ms: float = 0.0
     manifest_ms: float = 0.0
     unpublished: int = 0
+    rows_waiting: int = 0
+    rows_lost: int = 0
 
     @property
     def total_ms(self) -> float:
@@ -51,6 +54,10 @@ class BatchProgress:
         """Return the figures as one readable line."""
         late = f" ({self.late_rows:,} late)" if self.late_rows else ""
         waiting = f", {self.unpublished} unpublished" if self.unpublished else ""
+        if self.rows_waiting:
+            waiting += f", {self.rows_waiting:,} rows deferred"
+        if self.rows_lost:
+            waiting += f", {self.rows_lost:,} rows lost"
         again = f", executed {self.tries} times" if self.tries > 1 else ""
         return (
             f"{self.job} batch {self.batch_id}: {self.rows:,} rows{late}, {self.keys:,} keys, "

@@ -27,6 +27,10 @@ def _default_folder() -> str:
     return os.path.join(tempfile.gettempdir(), f"dstl-{os.geteuid()}")
 
 
+EXACT, DEFERRED, BOUNDED_LOSS = FAILOVER_MODES = ("exact", "deferred", "bounded-loss")
+KEEP, REPLAY, FORGET = LOST_ROWS = ("keep", "replay", "forget")
+
+
 @dataclass(frozen=True, slots=True)
 class BackendSettings:
     """Settings of one backend; the attributes without default are arguments of their own in the public API."""
@@ -71,6 +75,20 @@ class BackendSettings:
     idle_timers: float | None = None
     """Seconds after which a batch runs although no rows came, so that timers fire; by default they wait for rows.
     Cannot be switched on or off for a query that has a checkpoint."""
+    failover: str = "exact"
+    """What becomes of rows whose table is being restored: "exact" (the batch waits), "deferred" (they wait in the log,
+    the batch does not), "bounded-loss" (they are set aside, counted, and run only on request)."""
+    failover_patience_s: float = 1.0
+    """How long a task waits for its table in the latter two; in "exact", one that has neither rows nor timers due."""
+    max_stall_s: float = 60.0
+    """A batch waits for a partition whose rows have been set aside for this long."""
+    max_deferred_bytes: int = 1 << 30
+    """A batch waits for all partitions while deferred rows would take more than this in the log."""
+    max_lost_fraction: float = 0.005
+    """With "bounded-loss": the largest share of an operator's rows within a minute that is set aside."""
+    lost_rows: str = "keep"
+    """What a start does with rows that are lost so far: "keep" (they stay listed), "replay" (the first batch runs them,
+    as of their arrival), "forget" (they are deleted)."""
     patience_s: float = 60.0
     """How long a task tries to reach its sidecar."""
     checkpoint_timeout_s: float = 600.0
@@ -102,6 +120,7 @@ class BackendSettings:
         for name in ("preemptive_bytes", "batch_tries_max", "patience_s", "checkpoint_timeout_s"):
             self._check_number(name, 0)
         self._check_number("local_idle_s", 0, whole=True)
+        self._check_failover()
         self._check_number("link_port", -1, 65535, whole=True)
         self._check_number("sidecar_idle_exit_s", -1, whole=True)
         if not isinstance(self.local_dir, str) or (self.local_dir and not os.path.isabs(self.local_dir)):
@@ -153,6 +172,16 @@ class BackendSettings:
         """Files with certificate and key on the calling process's host, or None."""
         path = self.certificate_file or os.environ.get("DSTL_CLIENT_CERTIFICATE_FILE")
         return (path, None) if path else None
+
+    def _check_failover(self) -> None:
+        if self.failover not in FAILOVER_MODES:
+            raise InvalidInputError(f"failover must be one of {', '.join(FAILOVER_MODES)}, not {self.failover!r}")
+        if self.lost_rows not in LOST_ROWS:
+            raise InvalidInputError(f"lost_rows must be one of {', '.join(LOST_ROWS)}, not {self.lost_rows!r}")
+        for name in ("failover_patience_s", "max_stall_s"):
+            self._check_number(name, 0)
+        self._check_number("max_deferred_bytes", 0, whole=True)
+        self._check_number("max_lost_fraction", 0, 1)
 
     def _check_number(self, name: str, above: int, at_most: float = math.inf, *, whole: bool = False) -> None:
         value = getattr(self, name)

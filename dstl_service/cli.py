@@ -6,7 +6,7 @@ import argparse
 from collections.abc import Sequence
 
 from dstl_service import __version__
-from dstl_service.commands.checkpoints import list_checkpoints, savepoints, set_back
+from dstl_service.commands.checkpoints import list_checkpoints, list_losses, savepoints, set_back
 from dstl_service.commands.common import complain
 from dstl_service.commands.jobs import audit, delete, list_jobs, rescale, undelete
 from dstl_service.commands.repair import check, collect
@@ -56,6 +56,10 @@ def _parser() -> argparse.ArgumentParser:
     listing.add_argument("--json", action="store_true", help="one JSON document per line")
     listing.add_argument("job")
     listing.set_defaults(run=list_checkpoints)
+    lost = commands.add_parser("losses", parents=[common], help="list the rows that a job has set aside and not run")
+    lost.add_argument("--json", action="store_true", help="one JSON document per line")
+    lost.add_argument("job")
+    lost.set_defaults(run=list_losses)
     garbage = commands.add_parser("gc", parents=[common], help="list or delete objects that no checkpoint names")
     garbage.add_argument("--delete", action="store_true", help="delete the objects; without it, only list them")
     garbage.add_argument(

@@ -88,11 +88,12 @@ class RestoreService:
         to_checkpoint: CheckpointRef,
         *,
         is_output: bool = False,
+        only: int | None = None,
     ) -> tuple[RestorePlan, Offer]:
         """
         Plan the restore of a table from one checkpoint to another, with the materializer's offer to its task.
 
-        With `is_output` it is a sink's output: there is no table, and no offer.
+        With `is_output` it is rows in the log, with `only` those of one checkpoint: there is no table, and no offer.
         """
         job = await self._jobs.opened(name)
         table_id = TableId(name, operator, key_groups)
@@ -112,7 +113,7 @@ class RestoreService:
                     name, plan_restore, job.store, operator, key_groups, from_checkpoint, to_checkpoint
                 )
         if is_output:
-            return plan, Offer()
+            return (plan if only is None else plan.of_checkpoint(only)), Offer()
         self._metrics.restore_planned_bytes.labels(name).inc(plan.size_bytes)
         return plan, await self._materializer.offer(table_id, job.store, plan, to_checkpoint)
 

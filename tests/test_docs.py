@@ -38,7 +38,7 @@ _DSTL = re.compile(r"\bdstl (?:\[[^\]]*\] )*([a-z]+)((?:[^\n\\]|\\\n)*)")
 _OPTION = re.compile(r"(?<![\w-])--[a-z][a-z-]*")
 _VARIABLE = re.compile(r"\bDSTL_[A-Z0-9_]+\b")
 _METRIC = re.compile(r"\bdstl_[a-z_]+\b")
-_SETTING = re.compile(r"[a-z_0-9]+\.[a-z_0-9]+")
+_SETTING = re.compile(r"[a-z_][a-z_0-9]*\.[a-z_0-9]+")
 
 
 @cache

@@ -157,12 +157,14 @@ class ServiceClient:
         to_checkpoint: str,
         *,
         is_output: bool = False,
+        only: int | None = None,
+        patience_s: float | None = None,
     ) -> Iterator[Iterator[tuple[dict[str, Any], bytes]]]:
         """
         Open the stream of frames that advances a table from a checkpoint (None: an empty table) to another one.
 
-        With `is_output` the operator is a sink, and the frames are its output. For the frames see
-        `dstl_service.wire.decode_frames`.
+        With `is_output` the operator holds rows in the log, and the frames are those, with `only` of one checkpoint.
+        For the frames see `dstl_service.wire.decode_frames`.
         """
         query: dict[str, Any] = {
             "operator": operator,
@@ -174,7 +176,9 @@ class ServiceClient:
             query["have"] = from_checkpoint
         if is_output:
             query["output"] = "true"
-        with self._frames("GET", f"/v1/jobs/{job}/restore?{urlencode(query)}", None) as frames:
+        if only is not None:
+            query["only"] = only
+        with self._frames("GET", f"/v1/jobs/{job}/restore?{urlencode(query)}", None, patience_s) as frames:
             yield frames
 
     @contextmanager
@@ -187,8 +191,10 @@ class ServiceClient:
             yield frames
 
     @contextmanager
-    def _frames(self, method: str, path: str, body: bytes | None) -> Iterator[Iterator[tuple[dict[str, Any], bytes]]]:
-        response = self._request(method, path, body, Deadline(self._patience_s))
+    def _frames(
+        self, method: str, path: str, body: bytes | None, patience_s: float | None = None
+    ) -> Iterator[Iterator[tuple[dict[str, Any], bytes]]]:
+        response = self._request(method, path, body, Deadline(self._patience_s if patience_s is None else patience_s))
         try:
             yield decode_frames(response)
             if response.read(1):

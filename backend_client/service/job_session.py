@@ -34,6 +34,7 @@ from dstl_service.wire import (
     OpenJob,
     OpenLinks,
     OperatorInfo,
+    RowsSetAside,
     StateInfo,
     parse_tokens,
 )
@@ -259,7 +260,13 @@ def _checkpoint(data: dict[str, Any]) -> CheckpointInfo:
             "base": CheckpointRef(**data["base"]) if data["base"] else None,
             "rewound_from": CheckpointRef(**data["rewound_from"]) if data.get("rewound_from") else None,
             "operators": [
-                OperatorInfo(**{**item, "states": {name: StateInfo(**state) for name, state in item["states"].items()}})
+                OperatorInfo(
+                    **{
+                        **item,
+                        "states": {name: StateInfo(**state) for name, state in item["states"].items()},
+                        "set_aside": [RowsSetAside(**rows) for rows in item.get("set_aside", ())],
+                    }
+                )
                 for item in data["operators"]
             ],
         }

@@ -1,4 +1,4 @@
-"""Reads the output that a sink has to publish from the log, checkpoint by checkpoint."""
+"""Reads rows from the log, checkpoint by checkpoint: the output that a sink has to publish, and rows set aside."""
 
 from __future__ import annotations
 
@@ -74,6 +74,35 @@ def read_output(
             return
     assert missing is not None
     raise missing
+
+
+def read_rows(
+    client: ServiceClient, job: str, operator: str, key_groups: KeyGroupRange, at: CheckpointRef, checkpoint_id: int
+) -> Iterator[LoggedOutput]:
+    """
+    Yield the change sets that one checkpoint added to an operator's rows in the log, in order.
+
+    Args:
+        client: The sidecar's client.
+        job: Name of the job.
+        operator: Name of the operator that has the rows.
+        key_groups: Change sets that share none of these are left out.
+        at: The checkpoint that still lists them.
+        checkpoint_id: The checkpoint that added them.
+
+    Raises:
+        CorruptDataError: Stored rows are damaged or missing; names the object.
+        UnavailableError: The sidecar or its store does not answer.
+    """
+    with client.restore(job, operator, key_groups, None, at.to_text(), is_output=True, only=checkpoint_id) as stream:
+        for frame, payload in read_frames(stream):
+            match frame:
+                case SegmentFrame():
+                    yield LoggedOutput(frame.checkpoint_id, frame.source, decoded_segment(frame, payload))
+                case PlanFrame() | EndFrame():
+                    continue
+                case _:
+                    raise unexpected_frame(frame)
 
 
 def _read(

@@ -13,7 +13,7 @@ from functools import partial
 import pyarrow as pa
 
 from backend_client.service.job_session import kept_client
-from backend_client.service.restore import Advance, advance_to_base
+from backend_client.service.restore import Advance, SlowRestoreError, advance_to_base
 from backend_client.settings import BackendSettings
 from backend_client.table.opening import open_advanced
 from backend_client.table.state_table import StateTable
@@ -25,7 +25,12 @@ PREPARED = "changes long"
 
 
 def open_partition(
-    settings: BackendSettings, job_uid: str, operator: str, key_groups: KeyGroupRange, base: CheckpointRef | None
+    settings: BackendSettings,
+    job_uid: str,
+    operator: str,
+    key_groups: KeyGroupRange,
+    base: CheckpointRef | None,
+    patience_s: float | None = None,
 ) -> tuple[StateTable, Advance]:
     """
     Open a partition's table on this host and advance it to checkpoint `base`; the caller closes it.
@@ -36,10 +41,14 @@ def open_partition(
         operator: The operator's name.
         key_groups: The partition's key groups.
         base: The checkpoint; None for an empty table.
+        patience_s: How many seconds advancing it may take; None: as long as it takes. With 0 it is not even opened.
 
     Raises:
+        SlowRestoreError: It takes longer.
         DstlError: Stored state is damaged, or the sidecar or its store does not answer.
     """
+    if patience_s == 0:
+        raise SlowRestoreError("the table is being restored elsewhere")
     advance = partial(
         advance_to_base,
         client=kept_client(settings),
@@ -47,6 +56,7 @@ def open_partition(
         operator=operator,
         key_groups=key_groups,
         base=base,
+        patience_s=patience_s,
     )
     folder = settings.private_folder("tables", job_uid, operator, key_groups.to_text())
     return open_advanced(folder, advance, settings.local_idle_s)

@@ -11,10 +11,12 @@ from __future__ import annotations
 import struct
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from functools import partial
 from itertools import chain, takewhile
 from typing import Any, TypeAlias
 
 from backend_client.service.client import ServiceClient
+from backend_client.service.deadline import Deadline
 from backend_client.service.host_link import link_to_read
 from backend_client.table.local_disk import LocalDiskError
 from backend_client.table.snapshot import IncomingSnapshot
@@ -41,6 +43,8 @@ from storage.key_groups import KeyGroupRange
 
 _KEY_GROUP = struct.Struct(">H")
 _BROKEN_STREAMS_MAX = 2
+_BYTES_PER_S = 200 << 20
+"""No restore is faster."""
 
 Frames: TypeAlias = Iterator[tuple[RestoreFrame, bytes]]
 Changes: TypeAlias = Iterable[ChangeColumns]
@@ -62,6 +66,10 @@ class Advance:
     materialized: dict[str, Any] | None = None
 
 
+class SlowRestoreError(Exception):
+    """A table cannot be brought to its base within the time that its task waits for it."""
+
+
 class _GoneError(Exception):
     """The table is so old that the changes from it to the base are no longer stored."""
 
@@ -73,11 +81,22 @@ def advance_to_base(
     operator: str,
     key_groups: KeyGroupRange,
     base: CheckpointRef | None,
+    patience_s: float | None = None,
 ) -> Advance:
     """
     Advance the table to checkpoint `base` (None: before the first).
 
+    Args:
+        table: The table.
+        client: The sidecar's client.
+        job: Name of the job.
+        operator: The table's operator.
+        key_groups: Its key groups.
+        base: The checkpoint.
+        patience_s: Seconds after which it is given up, earlier if it cannot succeed; None: as long as it takes.
+
     Raises:
+        SlowRestoreError: It took longer than `patience_s`, or would. The table has no version then.
         CorruptDataError: Stored state is damaged; names the object. The table keeps none of it under a version.
         UnavailableError: The sidecar or its store does not answer.
         LocalDiskError: The table's folder cannot be used; a retry there would fail, too.
@@ -86,6 +105,11 @@ def advance_to_base(
         # Any content belongs to no checkpoint of this job.
         table.clear()
         return Advance(0)
+    if patience_s is not None:
+        try:
+            return _advance(table, client, job, operator, key_groups, base.to_text(), Deadline(patience_s))
+        except UnavailableError as error:
+            raise SlowRestoreError(f"the sidecar did not answer within {patience_s:g} s: {error}") from error
     for _ in range(_BROKEN_STREAMS_MAX):
         try:
             return _advance(table, client, job, operator, key_groups, base.to_text())
@@ -133,17 +157,23 @@ def read_change_sets(
 
 
 def _advance(
-    table: StateTable, client: ServiceClient, job: str, operator: str, key_groups: KeyGroupRange, to_checkpoint: str
+    table: StateTable,
+    client: ServiceClient,
+    job: str,
+    operator: str,
+    key_groups: KeyGroupRange,
+    to_checkpoint: str,
+    until: Deadline | None = None,
 ) -> Advance:
     """Try once. If the sidecar dies, the stream breaks; the table's version tells where to resume."""
     from_checkpoint = table.version
     if from_checkpoint == to_checkpoint:
         return Advance(0)
     try:
-        return _apply(table, client, job, operator, key_groups, from_checkpoint, to_checkpoint)
+        return _apply(table, client, job, operator, key_groups, from_checkpoint, to_checkpoint, until)
     except _GoneError:
         table.clear()
-        return _apply(table, client, job, operator, key_groups, None, to_checkpoint)
+        return _apply(table, client, job, operator, key_groups, None, to_checkpoint, until)
 
 
 def _apply(
@@ -154,9 +184,11 @@ def _apply(
     key_groups: KeyGroupRange,
     from_checkpoint: str | None,
     to_checkpoint: str,
+    until: Deadline | None,
 ) -> Advance:
-    with client.restore(job, operator, key_groups, from_checkpoint, to_checkpoint) as stream:
-        frames = read_frames(stream)
+    restore = client.restore if until is None else partial(client.restore, patience_s=max(0.0, until.left_s))
+    with restore(job, operator, key_groups, from_checkpoint, to_checkpoint) as stream:
+        frames = read_frames(stream) if until is None else _in_time(read_frames(stream), until)
         plan, _ = next(frames)
         if not isinstance(plan, PlanFrame):
             raise unexpected_frame(plan)
@@ -165,6 +197,23 @@ def _apply(
         left = _adopted(table, frames, key_groups) if plan.snapshots == 1 else frames
         changes = table.advance_columns(_changes(table, left), to_checkpoint)
         return Advance(changes, plan.materialize, plan.materialized)
+
+
+def _in_time(frames: Frames, until: Deadline) -> Frames:
+    """
+    Yield the frames while there is hope that they end in time.
+
+    A table that lacks a few checkpoints only is not given up halfway: all of it would have to be restored then.
+    """
+    is_full = True
+    for frame, payload in frames:
+        if isinstance(frame, PlanFrame):
+            is_full = frame.is_full
+            if max(0.0, until.left_s) < frame.size_bytes / _BYTES_PER_S:
+                raise SlowRestoreError(f"{frame.size_bytes} bytes take longer than the task waits")
+        elif is_full and until.left_s < 0 and not isinstance(frame, EndFrame):
+            raise SlowRestoreError("the restore takes longer than the task waits")
+        yield frame, payload
 
 
 def _adopted(table: StateTable, frames: Frames, key_groups: KeyGroupRange) -> Frames:

@@ -81,6 +81,13 @@ class Operator:
         return StructType([self.input_schema[name] for name in self.key_columns])
 
     @property
+    def uses_time(self) -> bool:
+        """Whether something may become due in it as time passes: timers, ends of state, windows."""
+        if isinstance(self.processor, ColumnarPlan):
+            return self.processor.has_watermark
+        return self.time_mode is not TimeMode.NONE
+
+    @property
     def event_time(self) -> EventTime | None:
         """A row's event time; None unless the time mode is event time and the input has a watermark."""
         return event_time_of(self.input_schema, self.name) if self.time_mode is TimeMode.EVENT else None

@@ -18,7 +18,7 @@ from dstl_service.formats.checkpoint_record import CheckpointRecord, record_of
 from dstl_service.formats.manifest import Manifest, ManifestKind, StateView, is_complete_due
 from dstl_service.formats.under_way import NOTHING, UnderWay, UnderWaySnapshot, followed
 from dstl_service.materialization.admission import Reported
-from dstl_service.restore.truncation import truncate, without_published
+from dstl_service.restore.truncation import truncate, without_consumed
 from dstl_service.wire import CheckpointRef, CompleteRequest
 from storage.errors import ConflictError, InvalidInputError
 from storage.model import Segment, SegmentHandle, Writer
@@ -100,7 +100,7 @@ class CheckpointBuilder:
         """
         view, compactions = replace(truncate(base.state, reported.taken), base.under_way)
         is_complete = view is not base.state or is_complete_due(checkpoint_id)
-        start = without_published(view, request.operators) if is_complete else None
+        start = without_consumed(view, request.operators) if is_complete else None
         record = record_of(self.job, self.job_uid, self.max_parallelism, checkpoint_id, request, start)
         snapshots: tuple[UnderWaySnapshot, ...] = ()
         if base.ref is not None:

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import argparse
 import json
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import asdict
 from typing import Any
 
 from dstl_service.checkpoints.rewind import describe_rewind, rewind
 from dstl_service.commands.common import deletions_of, open_job, record, say, settings_of
 from dstl_service.process.display import utc_text
-from dstl_service.wire import SINK, source_offsets
+from dstl_service.wire import SET_ASIDE_SUFFIX, SINK, CheckpointInfo, source_offsets
 from storage.clock import SystemIds
 
 
@@ -31,6 +31,11 @@ def list_checkpoints(options: argparse.Namespace) -> int:
         published = {sink.name: sink.published for sink in info.operators if sink.kind == SINK}
         if published:
             row["published"] = published if options.json else _published_text(published)
+        waiting, lost = (sum(_rows_of(info, is_lost=is_lost)) for is_lost in (False, True))
+        if waiting or lost:
+            row["set_aside"] = {"rows": waiting, "lost": lost} if options.json else f"{waiting} rows set aside"
+            if lost and not options.json:
+                row["set_aside"] += f", {lost} lost"
         sources = source_offsets(info.offsets)
         if sources is not None:
             row["sources"] = sources if options.json else " ".join(map(_compact, sources))
@@ -38,9 +43,35 @@ def list_checkpoints(options: argparse.Namespace) -> int:
     return 0
 
 
+def list_losses(options: argparse.Namespace) -> int:
+    """Print the rows that a job's newest checkpoint lists as lost, one batch and partition per line."""
+    _, job_store = open_job(options)
+    job_store.open(None)
+    newest = job_store.newest()
+    for operator in newest.operators if newest is not None else ():
+        for part in operator.set_aside:
+            if not part.is_lost:
+                continue
+            row = {
+                "operator": operator.name.removesuffix(SET_ASIDE_SUFFIX),
+                "batch": part.checkpoint_id,
+                "key_groups": part.key_groups.to_text(),
+                "partition": part.first_key_group * operator.parallelism // job_store.max_parallelism,
+                "rows": part.rows,
+                "bytes": part.size_bytes,
+            }
+            say(json.dumps(row) if options.json else "  ".join(f"{name}={value}" for name, value in row.items()))
+    return 0
+
+
 def _published_text(published: Mapping[str, int | None]) -> str:
     """Return up to which checkpoint each sink had published when the checkpoint was made, at least."""
     return " ".join(f"{sink}<={'none' if until is None else until}" for sink, until in published.items())
+
+
+def _rows_of(checkpoint: CheckpointInfo, *, is_lost: bool) -> Iterator[int]:
+    for operator in checkpoint.operators:
+        yield from (part.rows for part in operator.set_aside if part.is_lost == is_lost)
 
 
 def _compact(offsets: Any) -> str:

@@ -149,7 +149,7 @@ def choose_compactions(
     """
     if not settings.enabled:
         return []
-    tables = (operator for operator in operators if not operator.is_sink)  # output has no keys to merge by
+    tables = (operator for operator in operators if operator.has_table)
     due = [operator for operator in tables if _is_due(sizes[operator.name], settings)]
     planned = (_plan(view, operator, checkpoint_id, max_parallelism, settings) for operator in due)
     return [compaction for compaction in planned if compaction is not None]

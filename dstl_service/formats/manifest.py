@@ -12,12 +12,12 @@ from __future__ import annotations
 
 import enum
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from typing import Any
 
 from dstl_service.formats.checksummed_json import seal, unseal
 from dstl_service.formats.under_way import NOTHING, UnderWay
-from dstl_service.wire import CheckpointInfo, CheckpointRef, OperatorInfo, StateInfo
+from dstl_service.wire import CheckpointInfo, CheckpointRef, OperatorInfo, RowsSetAside, StateInfo
 from storage.errors import CorruptDataError, DstlError, NewerFormatError
 from storage.key_groups import KeyGroupRange
 from storage.model import MaterializationHandle, SegmentEntry, SegmentHandle
@@ -239,6 +239,7 @@ def operators_to_json(operators: Iterable[OperatorInfo]) -> list[dict[str, Any]]
         | ({} if operator.output_mode is None else {"output_mode": operator.output_mode})
         | ({} if operator.kind is None else {"kind": operator.kind})
         | ({} if operator.published is None else {"published": operator.published})
+        | ({"set_aside": [asdict(rows) for rows in operator.set_aside]} if operator.set_aside else {})
         for operator in operators
     ]
 
@@ -255,6 +256,7 @@ def operators_from_json(documents: Iterable[dict[str, Any]]) -> tuple[OperatorIn
             document.get("output_mode"),
             document.get("kind"),
             document.get("published"),
+            [RowsSetAside(**rows) for rows in document.get("set_aside", ())],
         )
         for document in documents
     )

@@ -77,7 +77,8 @@ class RestoreRequest:
         key_groups: Its key groups.
         from_checkpoint: Its version; None for an empty table.
         to_checkpoint: The checkpoint that is asked for.
-        is_output: Whether the changes are for no table, but a sink's output.
+        is_output: Whether the changes are for no table, but rows in the log: a sink's output, or rows set aside.
+        only: Of rows in the log, the checkpoint whose rows are asked for; None for all.
     """
 
     job: str
@@ -86,6 +87,7 @@ class RestoreRequest:
     from_checkpoint: CheckpointRef | None
     to_checkpoint: CheckpointRef
     is_output: bool = False
+    only: int | None = None
 
     @classmethod
     def parse(cls, job: str, query: bytes) -> RestoreRequest:
@@ -99,6 +101,7 @@ class RestoreRequest:
             None if have is None else CheckpointRef.parse(have),
             CheckpointRef.parse(values["to"]),
             values.truth("output"),
+            values.number("only", NUMBER_MAX) if "only" in values else None,
         )
 
 

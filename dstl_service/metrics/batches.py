@@ -13,6 +13,7 @@ _COUNTS = {
     "changes": "State changes.",
     "state_reads": "Reads of tables.",
     "log_bytes": "Bytes of change sets that checkpoints name.",
+    "rows_lost": "Rows that were set aside in mode bounded-loss.",
 }
 _PHASES = ("state", "function", "checkpoint", "upload", "manifest")
 
@@ -38,6 +39,12 @@ class BatchMetrics:
         self._table_bytes = Gauge(
             "dstl_batch_table_bytes", "Size of the tables that a job's last batch opened.", ["job"], registry=registry
         )
+        self._rows_waiting = Gauge(
+            "dstl_batch_rows_waiting",
+            "Deferred rows that had not run after a job's last batch, since tables were being restored.",
+            ["job"],
+            registry=registry,
+        )
 
     def observe(self, job: str, figures: BatchFigures) -> None:
         """Count a finished batch."""
@@ -48,3 +55,4 @@ class BatchMetrics:
         for phase in _PHASES:
             self._seconds.labels(job, phase).observe(getattr(figures, f"{phase}_ms") / 1000)
         self._table_bytes.labels(job).set(figures.table_bytes)
+        self._rows_waiting.labels(job).set(figures.rows_waiting)

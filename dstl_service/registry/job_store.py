@@ -205,7 +205,7 @@ class JobStore(OwnedJob):
             InvalidInputError: The parallelism is out of bounds.
         """
         latest, epoch = self.frontier()
-        names = sorted(info.name for info in latest.operators if not info.is_sink) if latest else []
+        names = sorted(info.name for info in latest.operators if info.has_table) if latest else []
         if operator not in names:
             raise NotFoundError(
                 f"job {self._job!r} has no operator {operator!r}; its newest checkpoint has: "

@@ -69,6 +69,11 @@ class RestorePlan:
         """Size of all payloads and snapshots."""
         return self.log_bytes + sum(item.handle.size_bytes for item in self.materializations)
 
+    def of_checkpoint(self, checkpoint_id: int) -> RestorePlan:
+        """Return the part of the log that one checkpoint added."""
+        handles = [handle for handle in self.handles if handle.entry.id.checkpoint_id == checkpoint_id]
+        return RestorePlan(self.is_full, self.key_groups, handles)
+
     def counted(self, handle: SegmentHandle) -> KeyGroups:
         """Return the key groups to apply from a segment of the plan."""
         return key_groups_of_segment(handle, (item.handle for item in self.materializations), self.key_groups)

@@ -10,7 +10,8 @@ A materialization holds its operator's key groups up to its checkpoint. So for a
 A segment whose key groups are all materialized at or after its checkpoint is dropped from the state; one that is
 materialized in part stays for the rest. Dropped objects are deleted when no checkpoint names them any more.
 
-The output that a sink has to publish is part of the log until it is published.
+The output that a sink has to publish is part of the log until it is published, and rows that a partition has set aside
+until they have run.
 """
 
 from __future__ import annotations
@@ -57,15 +58,25 @@ def truncate(view: StateView, made: Iterable[MaterializationHandle]) -> StateVie
     return StateView(tuple(ordered), log)
 
 
-def without_published(view: StateView, operators: Iterable[OperatorInfo]) -> StateView:
-    """Return the state without the output that sinks have published; the same object if there is none."""
-    published = {operator.name: operator.published for operator in operators if operator.is_sink}
+def without_consumed(view: StateView, operators: Iterable[OperatorInfo]) -> StateView:
+    """
+    Return the state without the output that sinks have published, and without rows set aside that have run.
 
-    def is_published(segment: SegmentHandle) -> bool:
-        until = published.get(segment.entry.id.operator)
-        return until is not None and segment.entry.id.checkpoint_id <= until
+    It is the same object if there is nothing of the kind.
+    """
+    beside = {operator.name: operator for operator in operators if not operator.has_table}
+    waiting = {name: {(r.checkpoint_id, r.key_groups) for r in info.set_aside} for name, info in beside.items()}
 
-    log = [segment for segment in view.log if not is_published(segment)] if published else view.log
+    def is_consumed(segment: SegmentHandle) -> bool:
+        operator = beside.get(segment.entry.id.operator)
+        if operator is None:
+            return False
+        checkpoint_id = segment.entry.id.checkpoint_id
+        if operator.is_sink:
+            return operator.published is not None and checkpoint_id <= operator.published
+        return (checkpoint_id, segment.entry.key_groups) not in waiting[operator.name]
+
+    log = [segment for segment in view.log if not is_consumed(segment)] if beside else view.log
     return view if len(log) == len(view.log) else StateView(view.materializations, log)
 
 

@@ -66,11 +66,15 @@ from dstl_service.wire.tokens import TOKEN_CHARS_MAX, parse_tokens
 from dstl_service.wire.values import (
     BRANCH_GENERATIONS,
     CLOSED_SINK,
+    SET_ASIDE,
+    SET_ASIDE_MAX,
+    SET_ASIDE_SUFFIX,
     SINK,
     ChangeSetRef,
     CheckpointRef,
     LogTarget,
     OperatorInfo,
+    RowsSetAside,
     StateInfo,
 )
 
@@ -85,6 +89,9 @@ __all__ = [
     "NOTE_CHARS_MAX",
     "NOTE_OPERATOR",
     "REFS_MAX",
+    "SET_ASIDE",
+    "SET_ASIDE_MAX",
+    "SET_ASIDE_SUFFIX",
     "SINK",
     "TOKEN_CHARS_MAX",
     "UID_PATTERN",
@@ -117,6 +124,7 @@ __all__ = [
     "PlanFrame",
     "ReadRequest",
     "RestoreFrame",
+    "RowsSetAside",
     "SavepointRequest",
     "SegmentFrame",
     "ServiceInfo",

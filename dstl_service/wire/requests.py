@@ -121,6 +121,8 @@ class BatchFigures:
     upload_ms: Number
     manifest_ms: Number
     tries: Parallelism
+    rows_waiting: Number = 0
+    rows_lost: Number = 0
 
 
 @dataclass(frozen=True, slots=True)

@@ -9,6 +9,7 @@ from typing import Annotated, Any
 
 from dstl_service.wire.limits import (
     Checksum,
+    Flag,
     Limits,
     Name,
     Number,
@@ -25,6 +26,15 @@ from storage.validation import NUMBER_MAX, shorten
 
 SINK, CLOSED_SINK = "sink", "closed-sink"
 """Kinds of an operator that holds a sink's unpublished output, and of one whose sink the query no longer has."""
+
+SET_ASIDE = "set-aside"
+"""Kind of an operator that holds the rows which another operator's partitions have set aside."""
+
+SET_ASIDE_SUFFIX = ".set-aside"
+"""What its name adds to that of the operator."""
+
+SET_ASIDE_MAX = 10_000
+"""Most entries of rows that an operator has set aside: a partition has one for each batch."""
 
 BRANCH_GENERATIONS = 10**6
 """Fences and a checkpoint of one id in one branch, at most."""
@@ -82,6 +92,34 @@ class StateInfo:
 
 
 @dataclass(frozen=True, slots=True)
+class RowsSetAside:
+    """
+    The rows of one batch that one partition did not run, because its table was still being restored.
+
+    The rows are change sets of that checkpoint; with `rows` 0 there are none, and the entry only says that the batch's
+    time has not passed in the partition. The times are those of the batch, in ms, None if no operator uses time: its
+    rows run as of then. `closed_ms` is the watermark at which it was closed, None if it was left open.
+    With `is_lost` the rows run only if somebody asks for it.
+    """
+
+    checkpoint_id: Number
+    first_key_group: Partition
+    last_key_group: Partition
+    rows: Number
+    size_bytes: Number
+    timestamp_ms: Annotated[int, Limits(strict=True)] | None = None
+    watermark_ms: Annotated[int, Limits(strict=True)] | None = None
+    previous_watermark_ms: Annotated[int, Limits(strict=True)] | None = None
+    closed_ms: Annotated[int, Limits(strict=True)] | None = None
+    is_lost: Flag = False
+
+    @property
+    def key_groups(self) -> KeyGroupRange:
+        """The key groups of the partition."""
+        return KeyGroupRange(self.first_key_group, self.last_key_group)
+
+
+@dataclass(frozen=True, slots=True)
 class OperatorInfo:
     """
     An operator as a manifest describes it; `parallelism` may differ from checkpoint to checkpoint.
@@ -90,6 +128,7 @@ class OperatorInfo:
     is ``rows`` or ``columns``, by the calls of its processor; None likewise. An operator of kind ``sink`` has no table:
     its changes are the output that a sink publishes once the checkpoint exists, and its parallelism is the number of
     slots. The sink has published everything up to checkpoint `published`, maybe more.
+    One of kind ``set-aside`` has no table either: its changes are the rows that `set_aside` lists, oldest first.
     """
 
     name: Name
@@ -100,11 +139,19 @@ class OperatorInfo:
     output_mode: ShortText | None = None
     kind: ShortText | None = None
     published: Number | None = None
+    set_aside: Annotated[list[RowsSetAside], Limits(max_length=SET_ASIDE_MAX, fail_fast=True)] = field(
+        default_factory=list
+    )
 
     @property
     def is_sink(self) -> bool:
         """Whether it holds output for a sink instead of state."""
         return self.kind in (SINK, CLOSED_SINK)
+
+    @property
+    def has_table(self) -> bool:
+        """Whether its changes are state; else they have no keys to merge by, and wait to be read once."""
+        return not self.is_sink and self.kind != SET_ASIDE
 
 
 @dataclass(frozen=True, slots=True)

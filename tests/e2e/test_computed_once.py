@@ -19,9 +19,10 @@ from pyspark.sql.streaming import StatefulProcessor
 from pyspark.sql.types import LongType, StructType
 
 from backend_client import ChangelogStateBackend
+from backend_client.spark.batch import Receipt
 from backend_client.spark.driver.kept_output import KeptOutput
 from backend_client.spark.driver.receipts import checked
-from backend_client.spark.task.task import MARKER_COLUMN, Receipt
+from backend_client.spark.task.task import MARKER_COLUMN
 from backend_client.state.codec import ValueCodec
 from tests.e2e.support import random_input, read_input, run_to_end, stored_state, write_input
 from tests.waiting import wait_until

@@ -15,6 +15,7 @@ from pyspark.sql import SparkSession
 from pyspark.sql.streaming import DataStreamWriter, StreamingQuery
 from pyspark.sql.types import StructType
 
+from backend_client.settings import EXACT
 from backend_client.sinks.protocol import Sink
 from backend_client.spark.api.published_query import PublishedQuery
 from backend_client.spark.api.query_jobs import QueryJobs
@@ -59,6 +60,7 @@ class StatefulStreamWriter:
         self._sink: SinkPlan | None = None
         self._output_mode = "append"
         self._query_name: str | None = None
+        self._ends = False
         self._partition_by: tuple[str, ...] = ()
 
     def outputMode(self, outputMode: str) -> StatefulStreamWriter:
@@ -92,13 +94,18 @@ class StatefulStreamWriter:
         return self
 
     def trigger(self, **kwargs: Any) -> StatefulStreamWriter:
-        """Set the trigger as in Spark: ``processingTime``, ``availableNow`` or ``once``."""
+        """
+        Set the trigger as in Spark: ``processingTime``, ``availableNow`` or ``once``.
+
+        With the latter two a batch waits for all tables, whatever `failover` is: no later batch would run what waits.
+        """
         if kwargs.get("continuous") is not None:
             raise InvalidInputError(
                 "trigger(continuous=…) is not supported, because state is checkpointed per batch; use "
                 "trigger(processingTime='0 seconds')"
             )
         self._writer = self._writer.trigger(**kwargs)
+        self._ends = bool(kwargs.get("availableNow") or kwargs.get("once"))
         return self
 
     def partitionBy(self, *cols: Any) -> StatefulStreamWriter:
@@ -286,7 +293,8 @@ class StatefulStreamWriter:
                 f"a query named {self._query_name!r} is already active in this session; stop it first, or use another "
                 "queryName"
             )
-        query = replace(self._query, settings=self._jobs.settings_for(self._query_name))
+        settings = self._jobs.settings_for(self._query_name)
+        query = replace(self._query, settings=replace(settings, failover=EXACT) if self._ends else settings)
         check_worker_python(spark)
         log = CheckpointLog(spark, location)
         runner = BatchRunner.open(query, output, log, self._jobs.reports)

@@ -8,11 +8,11 @@ from pyspark.sql import SparkSession
 
 from backend_client.batch_time import BatchTime, TimeMode
 from backend_client.source_watermark import output_time, output_watermark_ms
+from backend_client.spark.batch import BatchContext
 from backend_client.spark.columnar_plan import ColumnarPlan
 from backend_client.spark.private.session import setting
 from backend_client.spark.private.stream_plan import StreamPlan
 from backend_client.spark.query import Operator
-from backend_client.spark.task.task import BatchContext
 from dstl_service.wire import CheckpointInfo
 
 _WITHOUT_DATA = "spark.sql.streaming.noDataMicroBatches.enabled"

@@ -14,7 +14,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from backend_client.batch_time import BatchTime
-from backend_client.spark.task.task import Receipt
+from backend_client.spark.batch import Receipt
 from dstl_service.wire import ChangeSetRef
 
 

@@ -27,6 +27,7 @@ from backend_client.progress import BatchProgress
 from backend_client.service.client import ServiceClient
 from backend_client.service.job_session import JobSession, connect
 from backend_client.service.keep_awake import kept_awake
+from backend_client.spark.batch import BatchContext, Receipt
 from backend_client.spark.driver.batch_times import BatchTimes, late_until_ms
 from backend_client.spark.driver.closing import SecondPass, second_pass
 from backend_client.spark.driver.host_links import HostLinks
@@ -38,16 +39,18 @@ from backend_client.spark.driver.receipts import checked, collect_receipts, prog
 from backend_client.spark.driver.rescaling import Rescaling, TablePreparer
 from backend_client.spark.driver.session_settings import set_for
 from backend_client.spark.driver.stateless_steps import apply_steps, check_shippable, shipped_steps
+from backend_client.spark.failover.failover import BatchFailover, BatchMustWaitError, Failover
+from backend_client.spark.failover.restoring import Restoring
 from backend_client.spark.output.outputs import LostOutputError, Output, OutputPlan
 from backend_client.spark.query import Operator, Query
 from backend_client.spark.shipping import Shipments
-from backend_client.spark.start.checks import check_plan, check_start
+from backend_client.spark.start.checks import check_start, is_done
 from backend_client.spark.start.spark_checkpoint import CheckpointLog
 from backend_client.spark.task.pandas_settings import PandasSettings
-from backend_client.spark.task.task import BatchContext, OperatorTask, Receipt
+from backend_client.spark.task.task import OperatorTask
 from backend_client.state.declared_states import ids_to_delete
 from dstl_service.wire import ChangeSetRef, CompleteRequest, OperatorInfo
-from storage.errors import ConflictError, DstlError, LostChangesError, UnavailableError
+from storage.errors import DstlError, LostChangesError, UnavailableError
 
 logger = logging.getLogger("backend_client")
 
@@ -60,6 +63,7 @@ class _Work:
 
     context: BatchContext
     offsets: str
+    failover: BatchFailover
     kept: list[KeptOutput] = field(default_factory=list)
 
 
@@ -92,6 +96,7 @@ class BatchRunner:
         self._anchors = Anchors.of(query.spark)
         self._anchors.acquire()
         prepare = TablePreparer(query.spark, session, query.settings, self._pin)
+        self._failover = Failover(query.settings, self._operators, session.max_parallelism, Restoring(prepare.prepare))
         self._links = HostLinks(query.spark, session, query.settings)
         self.rescaling = Rescaling(infos, session.max_parallelism, prepare)
         beside, pin = own_session(query.spark), self._pin
@@ -134,6 +139,7 @@ class BatchRunner:
     def close(self) -> None:
         """Release the query's resources on driver and executors, and close the connection to the coordinator."""
         self.rescaling.close()
+        self._failover.close()
         self.output.close()
         self._shipments.close()
         self._anchors.release()
@@ -154,7 +160,7 @@ class BatchRunner:
 
     def __call__(self, frame: DataFrame, batch_id: int) -> None:
         """Execute one batch; returns only when its checkpoint exists."""
-        if self._is_done(batch_id):
+        if is_done(self._log, self._session.latest, batch_id, self._settings):
             logger.info("batch %d is already in checkpoint %s", batch_id, self._session.base)
             # Spark's own stateful operators and its watermark tracker must see the rows; otherwise both would lag
             # behind those of an undisturbed run.
@@ -162,13 +168,16 @@ class BatchRunner:
             return
         self._infos = self.rescaling.taken(self._infos)
         self.output.before_batch(self._infos[-1].parallelism)
-        tries = 1
+        tries, must_wait = 1, False
         while True:
             try:
                 with kept_awake(self._settings.sidecar_idle_exit_s, partial(connect, self._settings, 0.0)):
-                    progress = self._execute(frame, batch_id, tries)
+                    progress = self._execute(frame, batch_id, tries, must_wait=must_wait)
             except LostOutputError:
                 raise  # the checkpoint exists
+            except BatchMustWaitError as error:
+                logger.warning("batch %d waits for the tables that are being restored: %s", batch_id, error)
+                must_wait = True
             except Exception as error:
                 if tries >= self._settings.batch_tries_max or not helps_to_repeat(error):
                     self._abort(batch_id)
@@ -180,10 +189,12 @@ class BatchRunner:
                 self._report(progress)
                 return
 
-    def _execute(self, frame: DataFrame, batch_id: int, tries: int) -> BatchProgress:
+    def _execute(self, frame: DataFrame, batch_id: int, tries: int, *, must_wait: bool) -> BatchProgress:
         session, offsets = self._session, self._log.offsets(batch_id) or ""
         begun = session.begin(batch_id)
         self.rescaling.follow(begun.parallelism)
+        at = self._times.time(offsets, session.latest)
+        failover = self._failover.begin(batch_id, session.latest, self._infos, at, must_wait=must_wait)
         context = BatchContext(
             settings=self._settings,
             job_uid=session.job_uid,
@@ -192,9 +203,9 @@ class BatchRunner:
             base=session.base,
             coordinator_id=begun.service_id,
             links=self._links.address(begun.service_id),
-            time=self._times.time(offsets, session.latest),
+            time=at,
         )
-        work = _Work(context, offsets)
+        work = _Work(context, offsets, failover)
         inputs: list[DataFrame] = []
         started = time.perf_counter()
         try:
@@ -204,9 +215,11 @@ class BatchRunner:
             if closing is not None:
                 more, others = self._second_pass(inputs, work, closing)
                 frame, receipts = frame.unionAll(more), receipts + others
+            failover.close(seen_ms)
             frame = apply_steps(self._final_steps, frame, offsets)
-            refs = [*(ref for receipt in receipts for ref in receipt.refs), *self.output.log(frame, context)]
-            infos = [*self._infos, *self.output.operators]
+            refs = [*(ref for receipt in receipts for ref in receipt.refs), *failover.refs]
+            refs += self.output.log(frame, context)
+            infos = [*self._infos, *failover.companions, *self.output.operators]
             snapshots = [receipt.materialized for receipt in receipts if receipt.materialized is not None]
             plan = session.plan(refs, infos, self._log.query_id() or "", offsets, snapshots, closed_ms)
             self._flush(batch_id, plan)
@@ -217,13 +230,15 @@ class BatchRunner:
             called = time.perf_counter()
             response = session.complete(batch_id, plan)
             done = time.perf_counter()
+            failover.completed()
             unpublished = self.output.unpublished
             self.output.after_checkpoint(frame, response.ref)
         finally:
             for output in work.kept:
                 output.release()
         progress = progress_of(context, receipts, response, (started, computed, called, done), tries)
-        return replace(progress, unpublished=unpublished)
+        waiting, lost = failover.rows_waiting, failover.rows_lost
+        return replace(progress, unpublished=unpublished, rows_waiting=waiting, rows_lost=lost)
 
     def _first_pass(self, frame: DataFrame, work: _Work, inputs: list[DataFrame]) -> tuple[DataFrame, list[Receipt]]:
         """Run the rows through all operators; append each operator's input, before its steps, to `inputs`."""
@@ -231,7 +246,7 @@ class BatchRunner:
         for operator, info in zip(self._operators, self._infos, strict=True):
             inputs.append(frame)
             frame, accepted = self._computed(operator, info, frame, work)
-            receipts += accepted
+            receipts += work.failover.took(info, accepted)
         return frame, receipts
 
     def _second_pass(
@@ -248,6 +263,7 @@ class BatchRunner:
                 spark = earlier.sparkSession
                 frame = spark.createDataFrame(spark.sparkContext.emptyRDD(), earlier.schema)
             frame, accepted = self._computed(operator, info, frame, work, closing)
+            work.failover.took_again(info, accepted)
             receipts += accepted
         assert frame is not None
         return frame, receipts
@@ -264,7 +280,7 @@ class BatchRunner:
         earlier = {} if closing is None else closing.earlier[operator.name]
         with set_for(frame.sparkSession, operator):
             rows = apply_steps(operator.steps, frame, work.offsets)
-            output = KeptOutput(self._run_operator(operator, info, rows, work.context, earlier))
+            output = KeptOutput(self._run_operator(operator, info, rows, work, earlier))
             work.kept.append(output)
             accepted = collect_receipts(output.frame, info)
             return checked(output.frame, accepted), accepted
@@ -281,9 +297,10 @@ class BatchRunner:
         operator: Operator,
         info: OperatorInfo,
         frame: DataFrame,
-        context: BatchContext,
+        work: _Work,
         earlier: Mapping[int, Sequence[ChangeSetRef]],
     ) -> DataFrame:
+        context = work.context
         max_parallelism = self._session.max_parallelism
         latest = self._session.latest
         stored = {known.name: known.states for known in latest.operators} if latest else {}
@@ -293,6 +310,8 @@ class BatchRunner:
         if initial is not None:
             initial_of_task = initial_rows(initial, len(operator.key_columns), row_names)
             operator, frame = joined(initial, operator, frame)
+        # The first pass deletes; the second sees the deletions.
+        deleted = ids_to_delete(stored.get(operator.name, {}), info.states, operator.recreated_states)
         task = OperatorTask(
             operator=operator.name,
             processor=self._shipments.parcel(operator.processor),
@@ -308,11 +327,11 @@ class BatchRunner:
             time_mode=operator.time_mode,
             fires_first=self._times.fires_first(operator, context),
             initial=initial_of_task,
-            # The first pass deletes; the second sees the deletions.
-            deleted=()
-            if context.is_second_pass
-            else ids_to_delete(stored.get(operator.name, {}), info.states, operator.recreated_states),
+            deleted=() if context.is_second_pass else deleted,
             earlier=earlier,
+            failover=work.failover.for_second_pass(info, context.time.watermark_ms)
+            if context.is_second_pass and context.time is not None
+            else work.failover.for_tasks(info, can_stall=stored.keys() >= {operator.name} and not deleted),
         )
         placed = place(operator, frame, info.parallelism, max_parallelism, self._pin, late_until_ms(operator, context))
         return placed.mapInArrow(task.__call__, task.output_schema())
@@ -320,28 +339,6 @@ class BatchRunner:
     @property
     def _pin(self) -> Pin | None:
         return self._anchors.pin if self._anchors.are_of_use else None
-
-    def _is_done(self, batch_id: int) -> bool:
-        """
-        Return whether the newest checkpoint already contains Spark's batch.
-
-        Raises:
-            ConflictError: Batch and checkpoint do not fit: one of the two was set back without the other.
-        """
-        latest = self._session.latest
-        expected = latest.ref.id + 1 if latest else 0
-        if latest is not None and batch_id == latest.ref.id:
-            check_plan(self._log, latest, self._settings)
-            return True
-        if batch_id != expected:
-            raise ConflictError(
-                f"Spark executes batch {batch_id}, but the state of job {self._settings.job!r} "
-                + (f"ends with batch {latest.ref.id}" if latest else "has no batch")
-                + f". The Spark checkpoint {self._log.location} and the state do not belong together, or one of them "
-                "was deleted or set back: restore the missing one, or start with a new checkpointLocation and a new "
-                "job name"
-            )
-        return False
 
     def _abort(self, batch_id: int) -> None:
         try:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F
@@ -34,9 +34,13 @@ def own_session(spark: SparkSession) -> SparkSession:
     return own
 
 
-def place_numbers(spark: SparkSession, numbers: range, parallelism: int, pin: Pin | None) -> DataFrame:
+def place_numbers(spark: SparkSession, numbers: Sequence[int], parallelism: int, pin: Pin | None) -> DataFrame:
     """Return a frame of numbers below `parallelism`, each in the partition of this number."""
-    frame = spark.range(numbers.start, numbers.stop).select(F.col("id").cast("int").alias(PARTITION_COLUMN))
+    first, last = min(numbers), max(numbers)
+    frame = spark.range(first, last + 1)
+    if last - first >= len(numbers):
+        frame = frame.where(F.col("id").isin(list(numbers)))
+    frame = frame.select(F.col("id").cast("int").alias(PARTITION_COLUMN))
     placed = frame.repartitionById(parallelism, PARTITION_COLUMN)
     return placed if pin is None else pin(placed, parallelism)
 

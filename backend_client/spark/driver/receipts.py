@@ -13,7 +13,8 @@ from collections.abc import Sequence
 from pyspark.sql import DataFrame
 
 from backend_client.progress import BatchProgress
-from backend_client.spark.task.task import MARKER_COLUMN, BatchContext, Receipt
+from backend_client.spark.batch import BatchContext, Receipt
+from backend_client.spark.task.task import MARKER_COLUMN
 from dstl_service.wire import CompleteResponse, OperatorInfo
 from storage.errors import InternalError
 

@@ -162,14 +162,19 @@ class TablePreparer:
 
     def __call__(self, operator: str, parallelism: int) -> Iterator[int]:
         """Prepare all tables at the newest checkpoint; yield the number of tables after each job."""
+        return map(len, self.prepare(operator, parallelism, range(parallelism)))
+
+    def prepare(self, operator: str, parallelism: int, partitions: Sequence[int]) -> Iterator[Sequence[int]]:
+        """Prepare the tables of some partitions at the newest checkpoint; yield those of each job when it is done."""
         own = own_session(self.spark)
         at_once = max(1, own.sparkContext.defaultParallelism // _SHARE)
-        for first in range(0, parallelism, at_once):
+        for first in range(0, len(partitions), at_once):
             base = self.session.base
             if base is None:
                 return
             task = TablePreparation(
                 self.settings, self.session.job_uid, operator, parallelism, self.session.max_parallelism, base
             )
-            placed = place_numbers(own, range(first, min(first + at_once, parallelism)), parallelism, self.pin)
-            yield len(placed.mapInArrow(task.__call__, PREPARED).collect())
+            numbers = partitions[first : first + at_once]
+            place_numbers(own, numbers, parallelism, self.pin).mapInArrow(task.__call__, PREPARED).collect()
+            yield numbers

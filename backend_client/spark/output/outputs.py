@@ -19,13 +19,13 @@ from backend_client.service.job_session import JobSession
 from backend_client.settings import BackendSettings
 from backend_client.sinks.protocol import Sink, Slot
 from backend_client.sinks.publishing import Target
+from backend_client.spark.batch import BatchContext
 from backend_client.spark.output.publisher import BacklogLimits, Publisher
 from backend_client.spark.output.spark_sinks import BatchFunction, ForeachRows
 from backend_client.spark.output.stored_sinks import closed_sinks, first_target, stored_sinks
 from backend_client.spark.output.tasks import LOGGED, PUBLISHED, LogReceipt, LogTask, PublishTask
 from backend_client.spark.private.frames import arrow_schema
 from backend_client.spark.shipping import Shipments
-from backend_client.spark.task.task import BatchContext
 from dstl_service.wire import SINK, ChangeSetRef, CheckpointRef, JobInfo, OperatorInfo
 from storage.errors import InvalidInputError
 from storage.validation import validate_name
@@ -166,7 +166,7 @@ class SinkOutput:
         latest = session.latest
         self._known = stored_sinks(latest).get(plan.name)
         self._slots = plan.slots if self._known is None else max(plan.slots, self._known.parallelism)
-        tables = [info for info in latest.operators if not info.is_sink] if latest is not None else []
+        tables = [info for info in latest.operators if info.has_table] if latest is not None else []
         self._parallelism = tables[-1].parallelism if tables else None
         known = None if self._known is None or self._known.kind != SINK else self._known.published
         self._publisher = Publisher(f"sink {plan.name!r}", self._publish, plan.limits, known)

@@ -13,6 +13,7 @@ from dataclasses import replace
 from backend_client.settings import BackendSettings
 from backend_client.spark.columnar_plan import ColumnarPlan
 from backend_client.spark.query import Operator, Query
+from backend_client.spark.start.failover_checks import check_failover
 from backend_client.spark.start.idle_ticks import check_idle_ticks
 from backend_client.spark.start.operator_modes import COLUMNS, ROWS, check_modes
 from backend_client.spark.start.planned_batch import is_same_plan
@@ -41,6 +42,7 @@ def check_start(
             an operator with stored state is missing.
         ConflictError: The Spark checkpoint and the state have diverged.
     """
+    check_failover(query, latest)
     infos = _operator_infos(query, latest, max_parallelism)
     _check_checkpoint(query, log, latest)
     return infos
@@ -72,6 +74,28 @@ def _check_checkpoint(query: Query, log: CheckpointLog, latest: CheckpointInfo |
     # After a rewind, the start sets the Spark checkpoint back, too; see `CheckpointLog.rewind`.
     if latest.rewound_from is None:
         check_plan(log, latest, settings)
+
+
+def is_done(log: CheckpointLog, latest: CheckpointInfo | None, batch_id: int, settings: BackendSettings) -> bool:
+    """
+    Return whether the newest checkpoint already contains Spark's batch.
+
+    Raises:
+        ConflictError: Batch and checkpoint do not fit: one of the two was set back without the other.
+    """
+    expected = latest.ref.id + 1 if latest else 0
+    if latest is not None and batch_id == latest.ref.id:
+        check_plan(log, latest, settings)
+        return True
+    if batch_id != expected:
+        raise ConflictError(
+            f"Spark executes batch {batch_id}, but the state of job {settings.job!r} "
+            + (f"ends with batch {latest.ref.id}" if latest else "has no batch")
+            + f". The Spark checkpoint {log.location} and the state do not belong together, or one of them "
+            "was deleted or set back: restore the missing one, or start with a new checkpointLocation and a new "
+            "job name"
+        )
+    return False
 
 
 def check_plan(log: CheckpointLog, latest: CheckpointInfo, settings: BackendSettings) -> None:
@@ -109,11 +133,13 @@ def _or_rewind(settings: BackendSettings, batch_id: int | None) -> str:
 
 def _operator_infos(query: Query, latest: CheckpointInfo | None, max_parallelism: int) -> list[OperatorInfo]:
     found = {info.name: info for info in latest.operators} if latest else {}
-    of_sinks = {name for name, info in found.items() if info.is_sink}
+    stored = {name: info for name, info in found.items() if info.has_table}
     for operator in query.operators:
-        if operator.name in of_sinks:
-            raise InvalidInputError(f"job {query.settings.job!r} has a sink {operator.name!r}; rename the operator")
-    stored = {name: info for name, info in found.items() if name not in of_sinks}
+        if operator.name in found.keys() - stored.keys():
+            raise InvalidInputError(
+                f"job {query.settings.job!r} has a sink or rows set aside under the name {operator.name!r}; rename the "
+                "operator"
+            )
     missing = stored.keys() - {operator.name for operator in query.operators}
     if missing:
         raise InvalidInputError(

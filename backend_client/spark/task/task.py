@@ -9,10 +9,9 @@ always gets the receipt of exactly the rows that Spark kept (I2, I18).
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import pyarrow as pa
@@ -20,15 +19,17 @@ from pyspark import TaskContext
 from pyspark.sql.streaming import StatefulProcessor
 from pyspark.sql.types import StringType, StructField, StructType
 
-from backend_client.batch_time import BatchTime, TimeMode
+from backend_client.batch_time import TimeMode
+from backend_client.failover.patience import Patience, TaskFailover
+from backend_client.failover.rows_in_log import log_rows, read_logged, with_rows
+from backend_client.failover.waiting_rows import Waiting, by_batch, closing_time, time_of
 from backend_client.portions import pieces
 from backend_client.service.hand_over import hand_over_snapshot
-from backend_client.service.host_link import linked_coordinator
 from backend_client.service.job_session import kept_client
 from backend_client.service.log_writer import LogWriter
 from backend_client.service.partition_table import open_partition
-from backend_client.service.restore import read_change_sets
-from backend_client.settings import BackendSettings
+from backend_client.service.restore import SlowRestoreError, read_change_sets
+from backend_client.spark.batch import BatchContext, Receipt, is_reachable
 from backend_client.spark.columnar_plan import ColumnarPlan
 from backend_client.spark.shipping import Parcel
 from backend_client.spark.task.columnar_calls import ColumnarCalls, with_types
@@ -45,76 +46,15 @@ from backend_client.state.state_deletion import deletions, hide
 from backend_client.state.timers import Upcoming
 from backend_client.table.local_disk import is_useless
 from backend_client.table.state_table import StateTable
-from dstl_service.wire import ChangeSetRef, CheckpointRef, LinkAddress, LogTarget, StateInfo
+from dstl_service.wire import ChangeSetRef, LogTarget, StateInfo
 from storage.key_groups import KeyGroupRange, key_group_range
 
 if TYPE_CHECKING:
     from backend_client.spark.task.frames import FramesToArrow, GroupedFrames
 
 MARKER_COLUMN = "__dstl_marker"
-_SECOND_PASS_PARTS = 1 << 31
-"""Above the numbers of all list parts that a first pass may have written."""
-
-
-@dataclass(frozen=True, slots=True)
-class BatchContext:
-    """The driver's information for all tasks of one execution of a batch."""
-
-    settings: BackendSettings
-    job_uid: str
-    epoch: int
-    checkpoint_id: int
-    base: CheckpointRef | None
-    coordinator_id: str
-    links: LinkAddress | None = None
-    """Where the coordinator accepts links of other hosts; None if it does not."""
-    time: BatchTime | None = None
-    """None if no operator of the query uses time."""
-    is_second_pass: bool = False
-    """Whether this is the second pass, for what is due after the batch's rows; see `closing`."""
-
-
-@dataclass(frozen=True, slots=True)
-class Receipt:
-    """
-    An attempt's result; `refs` name its change sets in order, `materialized` is its sidecar's report of a snapshot.
-
-    `late_rows` counts dropped late rows. `next_due_ms` is a lower bound on when the first remaining timer is due or
-    state ends; None without any, or if they do not use event time.
-    """
-
-    operator: str
-    partition: int
-    attempt: int
-    rows: int
-    keys: int
-    changes: int
-    refs: list[ChangeSetRef]
-    materialized: dict[str, Any] | None = None
-    late_rows: int = 0
-    state_reads: int = 0
-    table_bytes: int = 0
-    next_due_ms: int | None = None
-
-    @classmethod
-    def from_json(cls, text: str) -> Receipt:
-        """Parse the receipt in a task's last row."""
-        document = json.loads(text)
-        return cls(**{**document, "refs": [ChangeSetRef(**ref) for ref in document["refs"]]})
-
-    def to_json(self) -> str:
-        """Return the text that `from_json` reads."""
-        return json.dumps(asdict(self), separators=(",", ":"))
-
-
-def is_reachable(batch: BatchContext, refs: Sequence[ChangeSetRef]) -> bool:
-    """Say whether the coordinator reaches the sidecar that took in these change sets of a task of the batch."""
-    if all(ref.service_id == batch.coordinator_id or ref.service_url is not None for ref in refs):
-        return True
-    if batch.links is None:
-        return False
-    client, job = kept_client(batch.settings), batch.settings.job
-    return linked_coordinator(client, job, batch.links, refs[-1].service_id) == batch.coordinator_id
+_REPLAY_PARTS, _SECOND_PASS_PARTS = 1 << 30, 1 << 31
+"""Where the numbers of list parts begin: above those that the earlier pass, or the batch itself, may have written."""
 
 
 @dataclass(frozen=True)
@@ -124,7 +64,8 @@ class OperatorTask:
 
     Input columns: those of `placement.place`, with row columns `row_names`, or with `initial` the unioned columns that
     it separates. `deleted` holds the ids of variables whose entries are to be deleted. `earlier` holds the change sets
-    of the batch's first pass, by partition, on which the second pass builds.
+    of the batch's first pass, by partition, on which the second pass builds. What `failover` lists for a partition is
+    run before its rows.
     Output columns: those of `output`, then `MARKER_COLUMN`, which is null except in marker rows: there it is the
     attempt's number, in the last row followed by a space and the receipt.
     """
@@ -149,6 +90,9 @@ class OperatorTask:
     earlier: Mapping[int, Sequence[ChangeSetRef]] = field(default_factory=dict)
     pandas: PandasSettings | None = None
     """Set for a processor of the pandas API."""
+    failover: TaskFailover = field(default_factory=TaskFailover)
+    is_replay: bool = False
+    """Whether the rows are of a batch of which the rest ran before."""
 
     def output_schema(self) -> StructType:
         """Return the schema of the yielded batches; marker rows make every field nullable."""
@@ -156,35 +100,47 @@ class OperatorTask:
         return StructType([*fields, StructField(MARKER_COLUMN, StringType())])
 
     def __call__(self, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-        """Process one partition: open its table, run the processor over its rows, commit its changes."""
+        """
+        Process one partition: open its table, run the processor over its rows, commit its changes.
+
+        If the table is not there within the partition's patience, the rows are set aside.
+        """
         context = TaskContext.get()
         assert context is not None
-        to_arrow = RowsToArrow(self.output)
-        with self._opened(context.partitionId(), context.taskAttemptId()) as part:
-            yield self._marker(to_arrow, str(part.attempt))
-            work = self._work(part, batches, to_arrow)
-            yield from self._run(work, to_arrow)
-            receipt = self._commit(part, work)
-            yield self._marker(to_arrow, f"{part.attempt} {receipt.to_json()}")
+        number, attempt, to_arrow = context.partitionId(), context.taskAttemptId(), RowsToArrow(self.output)
+        rows: Iterable[pa.RecordBatch] | None = batches
+        patience = self.failover.patience.get(number)
+        if patience is not None and not patience.sets_aside:
+            rows = with_rows(batches)
+            patience = patience if rows is None else None
+        yield self._marker(to_arrow, str(attempt))
+        try:
+            with self._opened(number, attempt, patience) as part:
+                works = []
+                for work in self._works(part, rows or (), to_arrow):
+                    yield from self._run(work, to_arrow)
+                    works.append(work)
+                receipt = self._commit(part, works)
+        except SlowRestoreError:
+            receipt = self._stalled(number, attempt, rows or ())
+        yield self._marker(to_arrow, f"{attempt} {receipt.to_json()}")
 
     @contextmanager
-    def _opened(self, partition: int, attempt: int) -> Iterator[_Partition]:
+    def _opened(self, partition: int, attempt: int, patience: Patience | None) -> Iterator[Partition]:
         """Open a partition's table at the batch's base, overlaid with the changes of an earlier pass."""
         batch, settings = self.batch, self.batch.settings
-        key_groups = key_group_range(partition, self.parallelism, self.max_parallelism)
         client, job, base = kept_client(settings), settings.job, batch.base
         earlier = self.earlier.get(partition)
-        target = LogTarget(
-            job, self.operator, batch.checkpoint_id, batch.epoch, attempt, partition, key_groups, batch.job_uid
-        )
-        writer = LogWriter(client, target, first_sqn=len(earlier or ()))
-        table, advance = open_partition(settings, batch.job_uid, self.operator, key_groups, base)
+        target = self._target(self.operator, partition, attempt)
+        writer, key_groups = LogWriter(client, target, first_sqn=len(earlier or ())), target.key_groups
+        patience_s = None if patience is None else patience.seconds
+        table, advance = open_partition(settings, batch.job_uid, self.operator, key_groups, base, patience_s)
         try:
             if advance.materialize and base is not None:
                 hand_over_snapshot(table, client, job, self.operator, key_groups, base)
             if earlier is not None:
                 table.overlay(read_change_sets(client, job, batch.epoch, earlier, batch.links))
-            yield _Partition(partition, attempt, key_groups, table, writer, advance.materialized)
+            yield Partition(partition, attempt, key_groups, table, writer, advance.materialized)
         except Exception as error:
             if is_useless(error):
                 table.discard()
@@ -193,8 +149,81 @@ class OperatorTask:
             table.close()
             spare_garbage_collection()
 
-    def _work(self, part: _Partition, batches: Iterable[pa.RecordBatch], to_arrow: RowsToArrow) -> _Work:
-        """Delete the entries of deleted variables; return the work on the rows."""
+    def _target(self, operator: str, partition: int, attempt: int) -> LogTarget:
+        """Return the log of an attempt; `operator` is this one or its companion."""
+        batch = self.batch
+        key_groups = key_group_range(partition, self.parallelism, self.max_parallelism)
+        return LogTarget(
+            batch.settings.job,
+            operator,
+            batch.checkpoint_id,
+            batch.epoch,
+            attempt,
+            partition,
+            key_groups,
+            batch.job_uid,
+        )
+
+    def _stalled(self, partition: int, attempt: int, rows: Iterable[pa.RecordBatch]) -> Receipt:
+        """Set the rows aside; return the receipt. Late rows are late whenever the others run."""
+        batch, on_time = self.batch, LateRowFilter(rows)
+        target = self._target(self.failover.companion, partition, attempt)
+        writer = LogWriter(kept_client(batch.settings), target)
+        count = log_rows(on_time, target.key_groups, batch.epoch, writer, batch.settings.preemptive_bytes)
+        if not is_reachable(batch, writer.refs):
+            writer.make_durable()
+        return Receipt(
+            operator=self.operator,
+            partition=partition,
+            attempt=attempt,
+            rows=0,
+            keys=0,
+            changes=0,
+            refs=[],
+            late_rows=on_time.late_rows,
+            is_stalled=True,
+            rows_set_aside=count,
+            set_aside=writer.refs,
+        )
+
+    def _works(self, part: Partition, rows: Iterable[pa.RecordBatch], to_arrow: RowsToArrow) -> Iterator[Work]:
+        """
+        Yield the work on rows of earlier batches, in order of arrival, then that on the batch's own rows.
+
+        Each is to be done before the next one is asked for, which then builds on its changes.
+        """
+        batch, deleted, done = self.batch, self.deleted, 0
+        client, refs = kept_client(batch.settings), part.writer.refs
+        for checkpoint_id, entries in by_batch(self.failover.waiting.get(part.number, ())):
+            for earlier, waiting_rows in self._of_earlier(part, checkpoint_id, entries):
+                yield replace(earlier, deleted=deleted).work(part, waiting_rows, to_arrow)
+                part.table.overlay(read_change_sets(client, batch.settings.job, batch.epoch, refs[done:], batch.links))
+                deleted, done = (), len(refs)  # the first work deletes; the others see the deletions
+        yield replace(self, deleted=deleted).work(part, rows, to_arrow)
+
+    def _of_earlier(
+        self, part: Partition, checkpoint_id: int, entries: Waiting
+    ) -> Iterator[tuple[OperatorTask, Iterable[pa.RecordBatch]]]:
+        """Yield the passes over an earlier batch: the task as it would have been then, and its rows."""
+        batch, entry = self.batch, entries[0]
+        assert batch.base is not None  # it lists the rows
+        then = replace(batch, checkpoint_id=checkpoint_id, time=time_of(entry))
+        rows = read_logged(
+            kept_client(batch.settings),
+            batch.settings.job,
+            self.failover.companion,
+            part.key_groups,
+            entries,
+            batch.base,
+        )
+        task = replace(self, batch=then, is_replay=all(entry.is_lost for entry in entries))
+        yield task, rows
+        closing = closing_time(entry)
+        if closing is not None:
+            yield replace(task, batch=replace(then, time=closing, is_second_pass=True), fires_first=False), ()
+
+    def work(self, part: Partition, batches: Iterable[pa.RecordBatch], to_arrow: RowsToArrow) -> Work:
+        """Delete the entries of deleted variables; return the work on these rows."""
         deleted = deletions(part.table.scan, part.key_groups, self.deleted, self.batch.settings.preemptive_bytes)
         for changes in deleted:
             part.writer.append(changes, preemptive=True)
@@ -205,15 +234,15 @@ class OperatorTask:
             return self._columnar_work(processor, part, with_key_groups(separated), to_arrow)
         return self._row_work(processor, part, with_key_groups(separated), on_time, to_arrow)
 
-    def _run(self, work: _Work, to_arrow: RowsToArrow) -> Iterator[pa.RecordBatch]:
+    def _run(self, work: Work, to_arrow: RowsToArrow) -> Iterator[pa.RecordBatch]:
         """Yield the processor's output."""
         for columns in work.outputs:
             for part in pieces(columns):
                 yield self._batch(part, pa.nulls(len(part[0]), pa.string()), to_arrow)
 
-    def _commit(self, part: _Partition, work: _Work) -> Receipt:
+    def _commit(self, part: Partition, works: Sequence[Work]) -> Receipt:
         """Make the changes reachable for the coordinator; return the receipt."""
-        writer = part.writer
+        writer, own = part.writer, works[-1]
         if not is_reachable(self.batch, writer.refs):
             # The coordinator cannot reach the sidecar that holds these change sets, so they must be stored now.
             writer.make_durable()
@@ -221,44 +250,42 @@ class OperatorTask:
             operator=self.operator,
             partition=part.number,
             attempt=part.attempt,
-            rows=work.input.rows_seen,
-            keys=work.input.keys_seen,
+            rows=sum(work.input.rows_seen for work in works),
+            keys=sum(work.input.keys_seen for work in works),
             changes=writer.changes,
             refs=writer.refs,
             materialized=part.materialized,
-            late_rows=work.late_rows(),
-            state_reads=work.state_reads(),
+            late_rows=sum(work.late_rows() for work in works),
+            state_reads=sum(work.state_reads() for work in works),
             table_bytes=part.table.size_bytes(),
-            next_due_ms=work.next_due_ms(),
+            next_due_ms=own.next_due_ms(),
         )
 
     def _columnar_work(
-        self, plan: ColumnarPlan, part: _Partition, batches: Iterator[pa.RecordBatch], to_arrow: RowsToArrow
-    ) -> _Work:
+        self, plan: ColumnarPlan, part: Partition, batches: Iterator[pa.RecordBatch], to_arrow: RowsToArrow
+    ) -> Work:
         moments = plan.moments(self.batch.time)
         columnar = ColumnarCalls(
             plan, self.key_schema, self.states, part.key_groups, moments, self.batch.settings.preemptive_bytes
         )
         outputs = columnar.run(batches, part.table, part.writer)
         fit = (with_types(output, to_arrow.names, to_arrow.types) for output in outputs)
-        return _Work(
-            columnar, fit, lambda: columnar.late_rows, lambda: columnar.keys_seen, lambda: columnar.next_end_ms
-        )
+        return Work(columnar, fit, lambda: columnar.late_rows, lambda: columnar.keys_seen, lambda: columnar.next_end_ms)
 
     def _row_work(
         self,
         processor: StatefulProcessor,
-        part: _Partition,
+        part: Partition,
         batches: Iterator[pa.RecordBatch],
         on_time: LateRowFilter,
         to_arrow: RowsToArrow,
-    ) -> _Work:
+    ) -> Work:
         table, writer = part.table, part.writer
         time = self.batch.time if self.time_mode is not TimeMode.NONE else None
         reads = CountedReads(table.get)
         get, scan = hide(reads, table.scan, self.deleted)
         timestamp_ms = 0 if time is None else time.timestamp_ms
-        parts_from = _SECOND_PASS_PARTS if self.batch.is_second_pass else 0
+        parts_from = _SECOND_PASS_PARTS * self.batch.is_second_pass + _REPLAY_PARTS * self.is_replay
         state = KeyedState(get, part.key_groups, scan, self.batch.checkpoint_id, timestamp_ms, parts_from)
         calls = RowCalls(
             operator=self.operator,
@@ -289,7 +316,7 @@ class OperatorTask:
             writer.append(state.take_changes(), preemptive=False)
 
         upcoming = calls.upcoming if self.time_mode is TimeMode.EVENT else Upcoming()
-        return _Work(grouped, run(), lambda: on_time.late_rows, lambda: reads.count, lambda: upcoming.ms)
+        return Work(grouped, run(), lambda: on_time.late_rows, lambda: reads.count, lambda: upcoming.ms)
 
     def _marker(self, to_arrow: RowsToArrow, text: str) -> pa.RecordBatch:
         return self._batch([pa.nulls(1, kind) for kind in to_arrow.types], pa.array([text], pa.string()), to_arrow)
@@ -298,7 +325,7 @@ class OperatorTask:
         return pa.RecordBatch.from_arrays([*columns, markers], [*to_arrow.names, MARKER_COLUMN])
 
 
-class _Partition(NamedTuple):
+class Partition(NamedTuple):
     """An attempt's open partition: its table at the base, and the writer of its changes."""
 
     number: int
@@ -309,7 +336,7 @@ class _Partition(NamedTuple):
     materialized: dict[str, Any] | None
 
 
-class _Work(NamedTuple):
+class Work(NamedTuple):
     """A partition's work: its input with counters, its lazy output, and figures that are valid once that is read."""
 
     input: GroupedRows | GroupedFrames | ColumnarCalls

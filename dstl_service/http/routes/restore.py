@@ -32,7 +32,7 @@ from dstl_service.wire import (
 from storage.checksum import BytesLike
 from storage.errors import DstlError, NotFoundError
 from storage.model import ChangeSetId, SegmentHandle
-from storage.validation import KEY_GROUP_MAX
+from storage.validation import KEY_GROUP_MAX, NUMBER_MAX
 
 router = APIRouter(prefix="/v1/jobs/{job}", tags=["restore"])
 
@@ -52,6 +52,7 @@ class _RestoreParameters(BaseModel):
     to: _RefText
     have: _RefText | None = None
     output: bool = False
+    only: Annotated[int, IN_DIGITS, Field(ge=0, le=NUMBER_MAX)] | None = None
 
 
 @router.get("/restore", response_class=StreamingResponse, responses={200: {"content": {_MEDIA_TYPE: {}}}})
@@ -71,7 +72,8 @@ async def restore(job: JobName, declared: Annotated[_RestoreParameters, Query()]
     - one ``segment`` per change set, in the order in which they must be applied; only its key groups ``counted``.
     - ``end``.
 
-    With `output` true, `operator` is a sink: the segments are its unpublished output, without materializations.
+    With `output` true, `operator` is a sink, or holds rows that another operator has set aside: the segments are those
+    rows, without materializations; with `only`, those of this checkpoint alone.
 
     Instead of the rest there may be one ``error``, or one ``gone``: the changes after `have` were deleted with subsumed
     checkpoints, so the table must be emptied and restored as a whole.
@@ -109,6 +111,7 @@ async def answer_restore(parts: Parts, request: RestoreRequest) -> Response:
         request.from_checkpoint,
         request.to_checkpoint,
         is_output=request.is_output,
+        only=request.only,
     )
     running = parts.metrics.restores.restores_running.labels(job)
     payloads = parts.restores.payloads(plan, is_output=request.is_output)

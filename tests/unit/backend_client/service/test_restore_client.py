@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from backend_client.service.restore import advance_to_base, read_change_sets
+from backend_client.service.restore import SlowRestoreError, advance_to_base, read_change_sets
 from backend_client.state.keyed_state import table_key
 from backend_client.table.local_disk import LocalDiskError
 from backend_client.table.state_table import StateTable
@@ -32,13 +32,21 @@ class ScriptedClient:
     def __init__(self, *frames: Frame) -> None:
         self.frames = frames
         self.asked: list[tuple[str | None, str]] = []
+        self.patience_s: float | None = None
 
     @contextmanager
     def restore(
-        self, job: str, operator: str, key_groups: KeyGroupRange, from_checkpoint: str | None, to_checkpoint: str
+        self,
+        job: str,
+        operator: str,
+        key_groups: KeyGroupRange,
+        from_checkpoint: str | None,
+        to_checkpoint: str,
+        patience_s: float | None = None,
     ) -> Iterator[Iterator[Frame]]:
         """Return the frames."""
         self.asked.append((from_checkpoint, to_checkpoint))
+        self.patience_s = patience_s
         yield iter(self.frames)
 
 
@@ -87,6 +95,51 @@ def test_difference_is_added(table: StateTable) -> None:
     assert advance(table, client) == 3
     assert client.asked == [("3.0.u", "7.0.u")]
     assert (table.version, dict(table.items())) == ("7.0.u", {key(10): b"2"})
+
+
+def test_impatient_task_gives_up_large_restore(table: StateTable) -> None:
+    """A task that would have to wait for gigabytes learns so before it has read one; the table is left as it is."""
+    header, _ = plan(full=False)
+    client = ScriptedClient(({**header, "bytes": 1 << 40}, b""), changed({key(12): b"1"}), END)
+
+    with pytest.raises(SlowRestoreError, match="bytes take longer"):
+        advance_to_base(table, client, "job", "op", GROUPS, BASE, patience_s=1)  # type: ignore[arg-type]
+    assert (table.version, table.get(key(10))) == ("3.0.u", b"old")
+    assert client.patience_s is not None
+    assert 0 < client.patience_s <= 1
+
+
+def test_impatient_task_gives_up_slow_restore(table: StateTable) -> None:
+    """I1: a table of which only a part came in time has no version, and is restored as a whole the next time."""
+    slow = ScriptedClient(plan(full=True), changed({key(12): b"1"}), END)
+
+    with pytest.raises(SlowRestoreError, match="takes longer"):
+        advance_to_base(table, slow, "job", "op", GROUPS, BASE, patience_s=-1)  # type: ignore[arg-type]
+    assert table.version is None
+    assert advance(table, ScriptedClient(plan(full=True), changed({key(13): b"2"}), END)) == 1
+    assert dict(table.items()) == {key(13): b"2"}
+
+
+def test_few_checkpoints_are_awaited(table: StateTable) -> None:
+    """A table that lacks a checkpoint only is advanced whatever it takes: given up halfway, it would be lost."""
+    client = ScriptedClient(plan(full=False), changed({key(10): b"1"}), END)
+
+    assert advance_to_base(table, client, "job", "op", GROUPS, BASE, patience_s=1e-9).changes == 1  # type: ignore[arg-type]
+
+
+def test_silent_sidecar_is_a_slow_restore(table: StateTable) -> None:
+    """An impatient task does not fail when its sidecar cannot answer in time."""
+
+    class SilentClient(ScriptedClient):
+        @contextmanager
+        def restore(self, *_: Any, **__: Any) -> Iterator[Iterator[Frame]]:
+            if not self.asked:
+                raise UnavailableError("no answer")
+            yield iter(())
+
+    with pytest.raises(SlowRestoreError, match="did not answer within 1 s"):
+        advance_to_base(table, SilentClient(), "job", "op", GROUPS, BASE, patience_s=1)  # type: ignore[arg-type]
+    assert table.version == "3.0.u"
 
 
 def test_full_restore_begins_empty(table: StateTable) -> None:

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from backend_client.batch_time import BatchTime
+from backend_client.spark.batch import Receipt
 from backend_client.spark.driver.closing import second_pass
-from backend_client.spark.task.task import Receipt
 from dstl_service.wire import ChangeSetRef
 
 TIME = BatchTime(timestamp_ms=5, watermark_ms=100, previous_watermark_ms=90)

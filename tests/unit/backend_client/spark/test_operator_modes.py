@@ -10,6 +10,7 @@ import pytest
 from pyspark.sql.types import LongType, StringType, StructField, StructType
 
 from backend_client.columnar import Aggregate, Count
+from backend_client.settings import BackendSettings
 from backend_client.spark.columnar_plan import ColumnarPlan
 from backend_client.spark.query import Operator
 from backend_client.spark.start.checks import check_start
@@ -92,7 +93,7 @@ def test_operator_of_another_kind_is_refused(
     processor: Any = ColumnarPlan.of(Aggregate(Count(name="n")), "update", rows, ["k"]) if columnar else object()
     operator = Operator("totals", processor, ("k",), rows, rows, {}, 2, ())
     stored = OperatorInfo("totals", 2, operator.key_schema.json(), states, "None", "Update", kind)
-    query: Any = SimpleNamespace(operators=[operator], settings=SimpleNamespace(job="job", parallelism=2))
+    query: Any = SimpleNamespace(operators=[operator], settings=BackendSettings("file:///s", "job", parallelism=2))
     latest: Any = SimpleNamespace(operators=[stored])
     log: Any = None  # is not called: operators are checked first
 

@@ -25,7 +25,7 @@ from dstl_service.registry.job_deletion import delete_job
 from dstl_service.registry.job_store import JobStore
 from dstl_service.repair.fsck import check_job
 from dstl_service.repair.rebuild import rebuild_registry
-from dstl_service.wire import CLOSED_SINK, SINK, CheckpointRef, OperatorInfo
+from dstl_service.wire import CLOSED_SINK, SET_ASIDE, SINK, CheckpointRef, OperatorInfo, RowsSetAside
 from storage.errors import FencedError, InvalidInputError, NotFoundError
 from storage.local_store import LocalStore
 from storage.memory_store import MemoryStore
@@ -456,3 +456,41 @@ def test_offsets_are_beside_state_and_output(tmp_path: Path, capsys: pytest.Capt
     assert newest["sources"] == [{"in": {"0": 7, "1": 3}}, None, {"logOffset": 2}]
     assert main(["checkpoints", "--storage", store.url, "job"]) == 0
     assert capsys.readouterr().out.splitlines()[-1].endswith('output<=0  {"in":{"0":7,"1":3}} null {"logOffset":2}')
+
+
+def test_rows_set_aside_are_those_of_the_target(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """After a rewind the rows wait that waited then, whatever has run or was given up since."""
+    store = LocalStore(tmp_path)
+    driver = QueryDriver(store, 1)
+    waiting = OperatorInfo("op.rows", 2, "", {}, kind=SET_ASIDE, set_aside=[RowsSetAside(0, 0, 9, 5, 70)])
+    driver.latest, _ = driver.jobs.create(replace(driver.request(), operators=(waiting,)))
+    lost = replace(waiting, set_aside=[RowsSetAside(0, 0, 9, 5, 70, is_lost=True)])
+    for operator in (lost, replace(waiting, set_aside=[])):
+        driver.latest, _ = driver.jobs.create(replace(driver.request(), operators=(operator,)))
+
+    set_back(store, checkpoint_id=0)
+
+    newest = opened(store, 2).newest()
+    assert newest is not None
+    assert newest.operators == (waiting,)
+    assert main(["checkpoints", "--storage", store.url, "job"]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert lines[-1].endswith("5 rows set aside")
+    assert main(["checkpoints", "--storage", store.url, "--json", "job"]) == 0
+    assert json.loads(capsys.readouterr().out.splitlines()[-1])["set_aside"] == {"rows": 5, "lost": 0}
+
+
+def test_losses_are_listed(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """I17: each batch and partition with lost rows has a line; rows that wait to be run have none."""
+    store = LocalStore(tmp_path)
+    driver = QueryDriver(store, 1)
+    parts = [RowsSetAside(3, 64, 127, 5, 70, is_lost=True), RowsSetAside(3, 64, 127, 0, 0)]
+    companion = OperatorInfo("op.set-aside", 2, "", {}, kind=SET_ASIDE, set_aside=parts)
+    driver.latest, _ = driver.jobs.create(replace(driver.request(), operators=(companion,)))
+
+    assert main(["losses", "--storage", store.url, "job"]) == 0
+    line = "operator=op  batch=3  key_groups=00064-00127  partition=1  rows=5  bytes=70"
+    assert capsys.readouterr().out.splitlines() == [line]
+    assert main(["losses", "--storage", store.url, "--json", "job"]) == 0
+    (document,) = map(json.loads, capsys.readouterr().out.splitlines())
+    assert (document["operator"], document["batch"], document["rows"]) == ("op", 3, 5)

@@ -19,7 +19,7 @@ from dstl_service.compaction.plan import (
 from dstl_service.formats.manifest import StateView
 from dstl_service.restore.segment_cache import SegmentCache
 from dstl_service.restore.truncation import truncate
-from dstl_service.wire import SINK, OperatorInfo
+from dstl_service.wire import SET_ASIDE, SINK, OperatorInfo
 from storage.change_set import encode_change_set
 from storage.key_groups import KeyGroupRange, key_group_range
 from storage.memory_store import MemoryStore
@@ -221,9 +221,10 @@ def test_log_of_many_segments_waits_until_much_of_it_is_new() -> None:
     assert is_chosen(5000, 41)
 
 
-def test_output_of_a_sink_is_not_compacted() -> None:
-    """Its keys are those of its place in the log: merged by key, records would be lost."""
+@pytest.mark.parametrize("kind", [SINK, SET_ASIDE])
+def test_rows_in_the_log_are_not_compacted(kind: str) -> None:
+    """Their keys are those of their place in the log: merged by key, output and rows set aside would be lost."""
     view = view_of(*(segment_of(number, ALL, 400) for number in range(1, 3)))
     assert chosen(view)
-    sink = replace(OPERATOR, kind=SINK)
-    assert choose_compactions(view, [sink], {"op": log_size(view, "op")}, 9, 8, SETTINGS) == []
+    beside = replace(OPERATOR, kind=kind)
+    assert choose_compactions(view, [beside], {"op": log_size(view, "op")}, 9, 8, SETTINGS) == []

@@ -19,7 +19,7 @@ from dstl_service.formats.manifest import (
     select_handles,
     state_up_to,
 )
-from dstl_service.wire import CheckpointRef, OperatorInfo, StateInfo
+from dstl_service.wire import SET_ASIDE, CheckpointRef, OperatorInfo, RowsSetAside, StateInfo
 from storage.checksum import checksum64
 from storage.errors import CorruptDataError, NewerFormatError
 from storage.key_groups import KeyGroupRange
@@ -39,6 +39,19 @@ SNAPSHOT = MaterializationHandle("op", KeyGroupRange(0, 9), 3, "uid", "job/mater
         manifest(3, 4, CheckpointRef(2, 0, "b"), segments=[*HANDLES, *OTHERS]),
         replace(manifest(kind=ManifestKind.FENCE), operators=(), query_id="", offsets=""),
         replace(manifest(), closed_ms=0),
+        replace(
+            manifest(),
+            operators=(
+                OperatorInfo(
+                    "op.rows",
+                    2,
+                    "{}",
+                    {},
+                    kind=SET_ASIDE,
+                    set_aside=[RowsSetAside(3, 0, 9, 5, 70), RowsSetAside(4, 0, 9, 0, 0, 7, 6, 5, 8, is_lost=True)],
+                ),
+            ),
+        ),
         replace(manifest(), offsets='a "quoted"\n,"manifest":{ text'),
         replace(manifest(kind=ManifestKind.COMPLETE), materializations=(SNAPSHOT,), note=OTHERS[0]),
     ],

@@ -7,8 +7,8 @@ from dataclasses import replace
 import pytest
 
 from dstl_service.formats.manifest import StateView
-from dstl_service.restore.truncation import key_groups_by_materialization, truncate, without_published, would_count
-from dstl_service.wire import CLOSED_SINK, SINK, OperatorInfo
+from dstl_service.restore.truncation import key_groups_by_materialization, truncate, without_consumed, would_count
+from dstl_service.wire import CLOSED_SINK, SET_ASIDE, SINK, OperatorInfo, RowsSetAside
 from storage.key_groups import KeyGroupRange
 from storage.model import MaterializationHandle, SegmentHandle
 from tests.unit.dstl_service.samples import handles_of, segment
@@ -102,10 +102,23 @@ def test_published_output_goes(kind: str) -> None:
     view = StateView((), [*log(1, 2, 3), *log(1, 2, 3, operator="output")])
     sink = OperatorInfo("output", 2, "", {}, kind=kind, published=2)
 
-    left_over = without_published(view, [OperatorInfo("op", 2, "", {}, kind="rows"), sink])
+    left_over = without_consumed(view, [OperatorInfo("op", 2, "", {}, kind="rows"), sink])
 
     assert [handle for handle in left_over.log if handle.entry.id.operator == "op"] == log(1, 2, 3)
     assert [handle for handle in left_over.log if handle.entry.id.operator == "output"] == log(3, operator="output")
-    assert without_published(view, [replace(sink, published=None)]) is view
-    assert without_published(view, [replace(sink, kind="rows")]) is view
-    assert without_published(view, []) is view
+    assert without_consumed(view, [replace(sink, published=None)]) is view
+    assert without_consumed(view, [replace(sink, kind="rows")]) is view
+    assert without_consumed(view, []) is view
+
+
+def test_rows_set_aside_stay_until_they_have_run() -> None:
+    """The rows of a batch and partition stay while they are listed, whatever other rows have run meanwhile."""
+    view = StateView((), [*log(1, 2, 3), *log(1, 2, 3, operator="op.rows")])
+    waiting = [RowsSetAside(1, 10, 19, 5, 100), RowsSetAside(3, 0, 9, 5, 100, is_lost=True)]
+    beside = OperatorInfo("op.rows", 2, "", {}, kind=SET_ASIDE, set_aside=waiting)
+
+    left_over = without_consumed(view, [OperatorInfo("op", 2, "", {}, kind="rows"), beside])
+
+    assert [handle for handle in left_over.log if handle.entry.id.operator == "op"] == log(1, 2, 3)
+    of_rows = [handle for handle in left_over.log if handle.entry.id.operator == "op.rows"]
+    assert left(StateView((), of_rows)) == [(1, 1), (3, 0)]

@@ -1,0 +1,98 @@
+"""
+Which rows of an operator wait in the log, by checkpoint and key groups. No I/O.
+
+A manifest lists them with a companion of the operator, of kind `SET_ASIDE`, whose changes they are. An entry without
+rows only says that a batch's time has not passed in the partition yet: timers may be due in it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterable, Iterator, Sequence
+from dataclasses import replace
+from itertools import groupby
+
+from backend_client.batch_time import BatchTime
+from dstl_service.wire import SET_ASIDE, SET_ASIDE_SUFFIX, CheckpointInfo, OperatorInfo, RowsSetAside
+from storage.errors import InternalError
+from storage.key_groups import KeyGroupRange
+
+Waiting = tuple[RowsSetAside, ...]
+
+
+def companion_of(operator: str) -> str:
+    """Return the name of an operator's companion."""
+    return operator + SET_ASIDE_SUFFIX
+
+
+def waiting_of(latest: CheckpointInfo | None) -> dict[str, Waiting]:
+    """Return what a checkpoint lists, by name of the companion; an empty entry for one whose rows have all run."""
+    operators = latest.operators if latest is not None else ()
+    return {info.name: tuple(info.set_aside) for info in operators if info.kind == SET_ASIDE}
+
+
+def companion_info(operator: OperatorInfo, columns: str, waiting: Waiting) -> OperatorInfo:
+    """Return what a manifest says of an operator's companion; `columns` describes the columns of its rows."""
+    return OperatorInfo(
+        companion_of(operator.name), operator.parallelism, columns, {}, kind=SET_ASIDE, set_aside=list(waiting)
+    )
+
+
+def to_run(waiting: Iterable[RowsSetAside], key_groups: KeyGroupRange, *, with_lost: bool = False) -> Waiting:
+    """Return what a partition has to run before its own rows, in order of arrival; `with_lost` also what is lost."""
+    found = [entry for entry in waiting if (with_lost or not entry.is_lost) and entry.key_groups.intersects(key_groups)]
+    return tuple(sorted(found, key=lambda entry: (entry.checkpoint_id, entry.first_key_group)))
+
+
+def by_batch(waiting: Waiting) -> Iterator[tuple[int, Waiting]]:
+    """Yield the entries of each batch: several, if their partitions were smaller than those that run them."""
+    for checkpoint_id, entries in groupby(waiting, key=lambda entry: entry.checkpoint_id):
+        yield checkpoint_id, tuple(entries)
+
+
+def after_batch(
+    waiting: Waiting,
+    stalled: Collection[KeyGroupRange],
+    added: Iterable[RowsSetAside],
+    *,
+    with_lost: bool = False,
+) -> Waiting:
+    """
+    Return what waits after a batch in which all partitions but the stalled ones have run what waited before.
+
+    With `with_lost` they have also run what is lost.
+
+    Raises:
+        InternalError: A stalled partition has a part of other partitions' rows, of which the rest has run.
+    """
+    left = []
+    for entry in waiting:
+        if (entry.is_lost and not with_lost) or entry.key_groups in stalled:
+            left.append(entry)
+        elif any(entry.key_groups.intersects(other) for other in stalled):
+            raise InternalError(f"rows of key groups {entry.key_groups.to_text()} have run in part")
+    return (*left, *added)
+
+
+def without_lost(waiting: Iterable[RowsSetAside]) -> Waiting:
+    """Return what waits without what is lost."""
+    return tuple(entry for entry in waiting if not entry.is_lost)
+
+
+def time_of(entry: RowsSetAside) -> BatchTime | None:
+    """Return the time of an entry's batch; None if no operator used time."""
+    if entry.timestamp_ms is None or entry.watermark_ms is None or entry.previous_watermark_ms is None:
+        return None
+    return BatchTime(entry.timestamp_ms, entry.watermark_ms, entry.previous_watermark_ms)
+
+
+def closing_time(entry: RowsSetAside) -> BatchTime | None:
+    """Return the time at which what the batch's rows have made due fires; None if nothing can be."""
+    time = time_of(entry)
+    if time is None or entry.closed_ms is None or entry.closed_ms <= time.watermark_ms:
+        return None
+    return replace(time, watermark_ms=entry.closed_ms, previous_watermark_ms=time.watermark_ms)
+
+
+def size_bytes(waiting: Iterable[Sequence[RowsSetAside]], *, is_lost: bool = False) -> int:
+    """Return the bytes that the rows of several operators take in the log."""
+    return sum(entry.size_bytes for entries in waiting for entry in entries if entry.is_lost == is_lost)

@@ -1,0 +1,56 @@
+"""Checks of what a query may set aside, and of rows that wait for it, before it takes its job over. Reads only."""
+
+from __future__ import annotations
+
+from backend_client.batch_time import TimeMode
+from backend_client.failover.waiting_rows import companion_of, waiting_of, without_lost
+from backend_client.settings import EXACT, FORGET
+from backend_client.spark.columnar_plan import ColumnarPlan
+from backend_client.spark.query import Operator, Query
+from dstl_service.wire import CheckpointInfo, validate_operator
+from storage.errors import InvalidInputError
+
+
+def check_failover(query: Query, latest: CheckpointInfo | None) -> None:
+    """
+    Check that the query's failover mode fits its operators, and that it can run the rows that wait for it.
+
+    Raises:
+        InvalidInputError: It does not, or they have other columns than the query's rows.
+    """
+    names, settings = {operator.name for operator in query.operators}, query.settings
+    for operator in query.operators:
+        if companion_of(operator.name) in names:
+            raise InvalidInputError(
+                f"operator {companion_of(operator.name)!r} has the name under which rows of operator {operator.name!r} "
+                "are set aside: give it another name (name=…)"
+            )
+        if settings.failover != EXACT:
+            validate_operator(companion_of(operator.name))
+    if settings.failover != EXACT and len(query.operators) > 1 and any(map(_uses_watermark, query.operators)):
+        raise InvalidInputError(
+            f"failover={settings.failover!r} is not possible with several operators of which one uses event time: rows "
+            "that the first one runs later would be late in the next one. Use failover='exact', or a query for each"
+        )
+    _check_waiting(query, latest)
+
+
+def _check_waiting(query: Query, latest: CheckpointInfo | None) -> None:
+    waiting = waiting_of(latest)
+    stored = {info.name: info.key_schema for info in latest.operators} if latest else {}
+    for operator in query.operators:
+        companion, columns = companion_of(operator.name), operator.input_schema.simpleString()
+        entries = waiting.get(companion, ())
+        rows = sum(entry.rows for entry in (without_lost(entries) if query.settings.lost_rows == FORGET else entries))
+        if rows and stored[companion] != columns:
+            raise InvalidInputError(
+                f"{rows} rows of operator {operator.name!r} are set aside, with the columns {stored[companion]}; now "
+                f"they are {columns}. Let the query run once more as it was, until they have run, and change it then; "
+                "of lost rows, either with lost_rows='replay', or now with lost_rows='forget'"
+            )
+
+
+def _uses_watermark(operator: Operator) -> bool:
+    if isinstance(operator.processor, ColumnarPlan):
+        return operator.processor.has_watermark
+    return operator.time_mode is TimeMode.EVENT

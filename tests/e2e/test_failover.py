@@ -1,0 +1,264 @@
+"""
+Partitions whose tables are being restored: their rows wait, the others do not.
+
+A test deletes a partition's table between two batches, and a gate in front of the sidecar holds its restore. Output and
+state are compared with those of a run without any of this, over the same rows.
+A failure means that rows are lost, run twice or out of order, or that everybody waits.
+"""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from pyspark.sql import SparkSession
+
+from backend_client import ChangelogStateBackend
+from dstl_service.cli import main as dstl
+from tests.e2e.failover_jobs import Build, Run, random_rows, sessions, stalls, totals, windows
+from tests.e2e.gated_service import GatedService
+from tests.waiting import wait_until
+
+pytestmark = [pytest.mark.e2e, pytest.mark.timeout(300)]
+
+FILES = random_rows(seed=71, batches=200, rows=60, keys=30)
+
+
+@pytest.fixture
+def gate(tmp_path: Path, local_dir: Path) -> Iterator[GatedService]:
+    """A service whose restores of the second partition can be held."""
+    settings = {"DSTL_RETENTION_CHECKPOINTS_MAX": "3", "DSTL_RETENTION_DELAY_S": "0"}
+    with GatedService(f"file://{tmp_path / 'store'}", local_dir, 64, settings).running() as gate:
+        yield gate
+
+
+Make = Callable[..., ChangelogStateBackend]
+Start = Callable[..., Run]
+
+
+@pytest.fixture
+def backend(make_backend: Make, gate: GatedService) -> Make:
+    """Return a function that makes backends of the gated service."""
+
+    def make(**options: Any) -> ChangelogStateBackend:
+        return make_backend(service=gate.address, **{"failover": "deferred", "failover_patience_s": 3.0, **options})
+
+    return make
+
+
+@pytest.fixture
+def undisturbed(spark: SparkSession, tmp_path: Path, backend: Make) -> Callable[[Run], tuple[Any, Any]]:
+    """Return a function that runs another run's batches without a stall; it returns output and state."""
+
+    def run(other: Run) -> tuple[Any, Any]:
+        made = Run(spark, tmp_path / "other", backend(job="other", failover="exact"), other.build, other.files)
+        for _ in range(other.written):
+            made.batch()
+        return made.end()
+
+    return run
+
+
+@pytest.mark.parametrize("build", [sessions, windows, totals])
+def test_deferred_rows_run_when_the_table_is_there(
+    spark: SparkSession,
+    tmp_path: Path,
+    backend: Make,
+    gate: GatedService,
+    undisturbed: Callable[[Run], tuple[Any, Any]],
+    build: Build,
+) -> None:
+    """I14: rows and time wait over several batches, then run in order and as of their arrival; others are on time."""
+    run = Run(spark, tmp_path, backend(), build, FILES)
+    for _ in range(3):
+        run.steady()
+    run.stall(gate)
+    first = run.written
+    waiting = [run.batch().rows_waiting for _ in range(4)]
+    added = [sum(stalls(spark, rows)) for rows in FILES[first : run.written]]
+    if build is totals:
+        assert waiting == [sum(added[: number + 1]) for number in range(4)]
+    assert waiting == sorted(set(waiting)), "each batch adds rows, and ends without the table"
+    run.recover(gate)
+    for _ in range(3):
+        run.batch()
+
+    assert run.end() == undisturbed(run)
+    assert gate.held >= 2, "a task's and the one beside the batches"
+
+
+@pytest.mark.parametrize("parallelism", [2, 3])
+def test_new_driver_runs_first_what_waits(
+    spark: SparkSession,
+    tmp_path: Path,
+    backend: Make,
+    gate: GatedService,
+    undisturbed: Callable[[Run], tuple[Any, Any]],
+    parallelism: int,
+) -> None:
+    """I14: the rows survive the driver, and run in the next one's first batch, with any number of partitions."""
+    run = Run(spark, tmp_path, backend(), sessions, FILES)
+    run.steady()
+    run.stall(gate)
+    assert [run.batch().rows_waiting > 0 for _ in range(3)] == [True] * 3
+    gate.open()
+    run.start(backend(parallelism=parallelism))
+
+    assert run.batch().rows_waiting == 0
+    run.batch()
+    assert run.end() == undisturbed(run)
+
+
+def test_rewind_brings_waiting_rows_back(
+    spark: SparkSession,
+    tmp_path: Path,
+    backend: Make,
+    gate: GatedService,
+    undisturbed: Callable[[Run], tuple[Any, Any]],
+) -> None:
+    """After a rewind to a checkpoint in which rows waited, these run, though they had run once before."""
+    run = Run(spark, tmp_path, backend(), totals, FILES)
+    run.steady()
+    run.stall(gate)
+    assert [run.batch().rows_waiting > 0 for _ in range(2)] == [True] * 2
+    storage = run.backend.settings.storage
+    assert dstl(["savepoints", "--storage", storage, "--create", "stalled", "job"]) == 0
+    run.recover(gate)
+    run.batch()
+    assert run.query is not None
+    run.query.stop()
+    assert dstl(["rewind", "--storage", storage, "--savepoint", "stalled", "--write", "job"]) == 0
+    run.start(backend())
+    run.batch()
+
+    # Spark's file source reads files that it had read before the rewind in one batch, so the output is another.
+    assert run.end()[1] == undisturbed(run)[1]
+    assert dstl(["fsck", "--storage", storage, "job"]) == 0
+
+
+def test_exact_batch_waits_for_partitions_with_rows_only(
+    spark: SparkSession,
+    tmp_path: Path,
+    backend: Make,
+    gate: GatedService,
+    undisturbed: Callable[[Run], tuple[Any, Any]],
+) -> None:
+    """By default a batch waits for a table that has to be restored, but not for one of a partition without rows."""
+    stalled = [list(zip(rows, stalls(spark, rows), strict=True)) for rows in FILES[:20]]
+    others = [row for row, is_stalled in stalled[2] if not is_stalled]
+    files = [FILES[0], FILES[1], others, *FILES[3:20]]
+    run = Run(spark, tmp_path, backend(failover="exact"), totals, files)
+    run.batch()
+    run.steady()
+    run.stall(gate)
+    assert run.batch().rows == len(others)
+    wait_until(lambda: gate.held == 2, what="a restore beside the batches, after that of the task")
+    done = len(run.progress)
+    run.write()
+    wait_until(lambda: gate.held == 3, what="a task that waits for its table")
+    assert len(run.progress) == done
+    gate.open()
+    run.batch()
+
+    assert run.end() == undisturbed(run)
+
+
+@pytest.mark.parametrize("limit", [{"max_stall_s": 2.0}, {"max_deferred_bytes": 1}])
+def test_batch_waits_beyond_the_limits(
+    spark: SparkSession,
+    tmp_path: Path,
+    backend: Make,
+    gate: GatedService,
+    undisturbed: Callable[[Run], tuple[Any, Any]],
+    limit: dict[str, Any],
+) -> None:
+    """After the longest stall, or beyond the bytes allowed, a batch waits for the table, and runs what waits."""
+    run = Run(spark, tmp_path, backend(**limit), totals, FILES)
+    run.steady()
+    run.stall(gate)
+
+    def waits() -> bool:
+        """Let batches come until one waits for the table."""
+        done = len(run.progress)
+        run.write()
+        try:
+            wait_until(lambda: len(run.progress) > done, what="a batch", timeout_s=15)
+        except AssertionError:
+            return True
+        return False
+
+    assert any(waits() for _ in range(20))
+    gate.open()
+    assert run.batch().rows_waiting == 0
+    assert run.end() == undisturbed(run)
+
+
+@pytest.mark.timeout(600)
+def test_killed_executor_stalls_its_partitions_only(tmp_path: Path, local_dir: Path) -> None:
+    """I14: on a cluster, with executors that are killed and a driver that starts again, deferred rows run once."""
+    environment = {**os.environ, "PYTHONPATH": str(Path(__file__).parents[2]), "PYSPARK_PYTHON": sys.executable}
+    command = [sys.executable, "-m", "tests.e2e.killed_executor_program", "--folder", str(tmp_path)]
+
+    subprocess.run([*command, "--local-dir", str(local_dir)], cwd=tmp_path, env=environment, check=True, timeout=580)
+
+
+@pytest.mark.parametrize("build", [sessions, totals])
+def test_lost_rows_are_those_listed(
+    spark: SparkSession,
+    tmp_path: Path,
+    backend: Make,
+    gate: GatedService,
+    undisturbed: Callable[[Run], tuple[Any, Any]],
+    capsys: pytest.CaptureFixture[str],
+    build: Build,
+) -> None:
+    """I17: the result is that of a run without the listed rows; a start that asks for it runs them, as of arrival."""
+    mode = {"failover": "bounded-loss", "max_lost_fraction": 0.9}
+    run = Run(spark, tmp_path, backend(**mode), build, FILES)
+    run.steady()
+    run.stall(gate)
+    lost = {batch.batch_id: batch.rows_lost for batch in (run.batch(), run.batch())}
+    gate.open()
+    wait_until(lambda: run.batch().rows_lost == 0, what="a batch without losses")
+    run.batch()
+    assert run.query is not None
+    run.query.stop()
+    storage = run.backend.settings.storage
+    capsys.readouterr()
+    assert dstl(["losses", "--storage", storage, "job"]) == 0
+    listed = [dict(part.split("=") for part in line.split("  ")) for line in capsys.readouterr().out.splitlines()]
+    batches = {int(entry["batch"]): int(entry["rows"]) for entry in listed}
+    assert lost.items() <= batches.items()
+    assert min(lost.values()) > 0
+    assert {entry["partition"] for entry in listed} == {"1"}
+
+    without = Run(
+        spark, tmp_path / "without", backend(job="without", failover="exact"), build, _without(spark, batches)
+    )
+    for _ in range(run.written):
+        without.batch()
+    assert run.end() == without.end()
+    run.start(backend(**mode, lost_rows="replay"))
+    again = run.batch()
+    assert again.rows + again.late_rows - sum(batches.values()) == len(FILES[run.written - 1])
+    assert dstl(["losses", "--storage", storage, "job"]) == 0
+    assert capsys.readouterr().out == ""
+    if build is totals:  # sums do not depend on the order of their rows
+        assert run.end()[1] == undisturbed(run)[1]
+
+
+def _without(spark: SparkSession, batches: dict[int, int]) -> list[list[tuple[str, float, int]]]:
+    """Return the rows without those of the stalled partition in these batches; the watermark moves as with them."""
+    left = []
+    for number, rows in enumerate(FILES):
+        if number in batches:
+            given = list(zip(rows, stalls(spark, rows), strict=True))
+            rows = [row for row, is_stalled in given if not is_stalled]  # noqa: PLW2901
+            assert max(at for _, _, at in rows) == max(at for _, _, at in FILES[number])
+        left.append(rows)
+    return left

@@ -33,7 +33,7 @@ export PYSPARK_DRIVER_PYTHON := $(PY)
 unexport SPARK_HOME SPARK_CONF_DIR PYTHONPATH PYTHONHOME
 
 ##@ Use it
-.PHONY: help setup demo attack bench bench-growth bench-rescale bench-restart bench-sinks bench-smoke bench-service bench-scale bench-tails chaos chaos-service chaos-blocks chaos-sinks load load-web stack stack-check
+.PHONY: help setup demo demo-cdc attack bench bench-growth bench-rescale bench-restart bench-sinks bench-smoke bench-service bench-scale bench-tails chaos chaos-service chaos-blocks chaos-sinks load load-web stack stack-check
 
 help: ## Show this list
 	@awk 'BEGIN { FS = ":.*## " } \
@@ -44,6 +44,9 @@ setup: $(STAMP) ## Make .venv with the pinned requirements (once, and again when
 
 demo: $(STAMP) ## Run the flights example, kill it, resume it, compare it; STRICT=1 fails on any difference
 	$(PY) -m examples.flights_demo
+
+demo-cdc: need-mvn need-postgres $(STAMP) ## Run the change-data example on PostgreSQL and Kafka, kill it four times, check it; SHORT=1, STRICT=1
+	SHORT=$(SHORT) STRICT=$(STRICT) $(PY) -m tools.servers.beside $(PY) -m examples.merchant_orders.demo
 
 bench: $(STAMP) ## Compare with Spark's transformWithState, workload by workload; ONLY=small,list, SHORT=1 (few rows), STRICT=1
 	SHORT=$(SHORT) STRICT=$(STRICT) $(PY) -m loadtest.bench $(if $(ONLY),--only $(ONLY))
@@ -192,7 +195,7 @@ clean: ## Remove environment, caches, reports and built test programs
 	rm -rf build dist reports spark-warehouse metastore_db derby.log artifacts
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +
 
-.PHONY: prerequisites need-go need-mvn
+.PHONY: prerequisites need-go need-mvn need-postgres
 
 prerequisites:
 	@tools/check_prerequisites.sh python java
@@ -202,6 +205,9 @@ need-go:
 
 need-mvn:
 	@tools/check_prerequisites.sh mvn
+
+need-postgres:
+	@tools/check_prerequisites.sh postgres
 
 SITE = "$$($(1) -c 'import sysconfig; print(sysconfig.get_path("purelib"))')"
 

@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
 # Check what set-up cannot install by itself, and say how to get what is missing.
 #
-#   tools/check_prerequisites.sh python java go mvn
+#   tools/check_prerequisites.sh python java go mvn postgres
 set -euo pipefail
 
 failed=0
@@ -61,6 +61,14 @@ check_mvn() { # any that runs on this Java
             "Debian, Ubuntu:  apt-get install maven" \
             "macOS:           brew install maven" \
             "Elsewhere:       Apache Maven's binary archive, unpacked, its bin folder on the path"
+    fi
+}
+
+check_postgres() { # where tools/servers/postgres.py looks for it
+    if ! compgen -G "/usr/lib/postgresql/*/bin/postgres" >/dev/null && ! command -v postgres >/dev/null; then
+        missing "PostgreSQL's server (no 'postgres' in /usr/lib/postgresql or on the path)" \
+            "Debian, Ubuntu:  apt-get install postgresql" \
+            "macOS:           brew install postgresql@16"
     fi
 }
 

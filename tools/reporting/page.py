@@ -121,6 +121,7 @@ svg .marker { stroke: var(--bad); stroke-dasharray: 4 3; } svg .marked { fill: v
 svg .marked { stroke: var(--card); stroke-width: 5; paint-order: stroke; }
 .line.c1 { stroke: var(--c1); } .line.c2 { stroke: var(--c2); }
 .line.c3 { stroke: var(--c3); } .line.c4 { stroke: var(--c4); }
+svg .bad { fill: var(--bad); }
 .dot.c1, .bar.c1 { fill: var(--c1); } .dot.c2, .bar.c2 { fill: var(--c2); }
 .dot.c3, .bar.c3 { fill: var(--c3); } .dot.c4, .bar.c4 { fill: var(--c4); }
 """

@@ -30,6 +30,7 @@ TARGETS = (
     "chaos-service",
     "chaos-sinks",
     "demo",
+    "demo-cdc",
     "differential",
     "load",
     "mutants",

@@ -33,7 +33,7 @@ export PYSPARK_DRIVER_PYTHON := $(PY)
 unexport SPARK_HOME SPARK_CONF_DIR PYTHONPATH PYTHONHOME
 
 ##@ Use it
-.PHONY: help setup demo demo-cdc attack bench bench-growth bench-rescale bench-restart bench-sinks bench-smoke bench-service bench-scale bench-tails chaos chaos-service chaos-blocks chaos-sinks load load-web stack stack-check
+.PHONY: help setup demo demo-cdc attack bench bench-growth bench-rescale bench-restart bench-sinks bench-smoke bench-service bench-scale bench-tails chaos chaos-service chaos-blocks chaos-sinks outages load load-web stack stack-check
 
 help: ## Show this list
 	@awk 'BEGIN { FS = ":.*## " } \
@@ -89,6 +89,10 @@ chaos-blocks: $(STAMP) ## Kill 20 executors between actions and between operator
 
 chaos-sinks: need-mvn $(STAMP) ## Kill at each step of publishing to Kafka, PostgreSQL, Parquet files and Delta Lake, and at random; CHAOS_ARGS, STRICT=1
 	$(PY) -m loadtest.chaos_sinks $(CHAOS_ARGS)
+
+outages: need-mvn $(STAMP) ## Take Kafka brokers away for 130 s, and kill nine of three, while a query publishes; anything lost or doubled fails
+	DSTL_KAFKA_OUTAGE_S=130 DSTL_KAFKA_KILLS=9 $(PYTEST) tests/e2e/test_kafka_cluster.py \
+		tests/e2e/test_sink_failures.py::test_broker_that_gives_no_answer
 
 load: need-go $(STAMP) ## Load the service with 100 slots at 5 checkpoints/s for 60 s; WORKLOAD, SHAPE, STORE, THRESHOLDS, SHORT=1, STRICT=1
 	$(PY) -m loadtest.load

@@ -92,6 +92,7 @@ LAYERS: dict[str, tuple[str, ...]] = {
         "columnar",
         "sinks",
         "failover",
+        "sources",
         "spark.private",
         "spark",
         "spark.start",
@@ -126,6 +127,7 @@ DOORS: dict[str, tuple[str, ...]] = {
     "rocksdict": ("backend_client/table/",),
     "confluent_kafka": (
         *(f"backend_client/sinks/kafka{name}.py" for name in ("", "_check", "_errors", "_markers")),
+        "backend_client/sources/consumer_group.py",
         "loadtest/",
         "tools/servers/",
     ),

@@ -24,7 +24,6 @@ from backend_client.sinks.kafka_options import connection_options, from_spark, p
 from backend_client.sinks.protocol import Marker, Sink, Slot, SlotPublisher
 from storage.errors import FencedError, InvalidInputError, UnavailableError
 
-_TIMEOUT_S = 20.0
 _FULL_QUEUE_S = 60.0
 _CONNECTING_S = 0.02
 """A producer that finds no broker connected when it asks for its id asks again after half a second."""
@@ -100,11 +99,12 @@ class _KafkaPublisher(SlotPublisher):
         self._marker_topic = marker_topic
         self._refused: KafkaError | None = None
         self._connection_errors = ConnectionErrors()
+        self._timeout_s = 2 * float(options["socket.timeout.ms"]) / 1000
         callbacks = {"on_delivery": self._delivered, "error_cb": self._connection_errors}
         self._producer = Producer({**options, "delivery.report.only.error": True, **callbacks})
         time.sleep(_CONNECTING_S)
         try:
-            self._producer.init_transactions(_TIMEOUT_S)
+            self._producer.init_transactions(self._timeout_s)
         except KafkaException as error:
             raise self._translated(error) from error
 
@@ -161,7 +161,7 @@ class _KafkaPublisher(SlotPublisher):
         deadline = time.monotonic() + float(self._sink.options.get("transaction.timeout.ms", 60_000)) / 1000
         while True:
             try:
-                return self._producer.commit_transaction(_TIMEOUT_S)
+                return self._producer.commit_transaction(self._timeout_s)
             except KafkaException as error:
                 if not error.args[0].retriable() or time.monotonic() > deadline:
                     raise
@@ -170,7 +170,7 @@ class _KafkaPublisher(SlotPublisher):
         # Without success it times out at the broker, or the next publisher of the slot aborts it.
         with suppress(KafkaException):
             self._producer.purge()
-            self._producer.abort_transaction(_TIMEOUT_S)
+            self._producer.abort_transaction(self._timeout_s)
 
     def _delivered(self, error: KafkaError | None, _: object) -> None:
         if error is not None and self._refused is None and error.code() not in PURGED:
@@ -179,7 +179,10 @@ class _KafkaPublisher(SlotPublisher):
     def _translated(self, error: KafkaException) -> Exception:
         cause: KafkaError = error.args[0]
         if cause.code() in FENCED:
-            return FencedError(f"slot {self._slot.number} of sink {self._slot.sink!r} was opened by another publisher")
+            return FencedError(
+                f"slot {self._slot.number} of sink {self._slot.sink!r} was opened by another publisher, or its "
+                "transaction timed out at the broker (transaction.timeout.ms)"
+            )
         with suppress(KafkaException):
             self._producer.poll(0)  # lets the client report events
         cause = self._connection_errors.cause_of(self._refused if self._refused is not None else cause)

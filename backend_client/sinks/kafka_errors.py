@@ -32,10 +32,9 @@ ADVICE: dict[int, str] = {
     KafkaError._SSL: "check the certificates",
     KafkaError.INVALID_TXN_STATE: "the transaction timed out at the broker; raise transaction.timeout.ms",
     KafkaError.INVALID_TRANSACTION_TIMEOUT: f"lower transaction.timeout.ms, or raise {TIMEOUT_LIMIT} of the brokers",
-    KafkaError._TIMED_OUT: "check that the brokers are up and reachable",
-    KafkaError._ALL_BROKERS_DOWN: "check that the brokers are up and reachable",
-    KafkaError._TRANSPORT: "check that the brokers are up and reachable",
-    KafkaError._MSG_TIMED_OUT: "check that the brokers are up, and have space",
+    KafkaError.NOT_ENOUGH_REPLICAS: "too few brokers have the partition: check that all are up, and have space",
+    KafkaError.KAFKA_STORAGE_ERROR: "check the disks of the brokers",
+    **dict.fromkeys(_NO_ANSWER, "check that the brokers are up and reachable, and have space"),
 }
 """By code: what a user can do."""
 

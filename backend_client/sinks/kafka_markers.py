@@ -54,14 +54,15 @@ def newest_marker(connection: Mapping[str, Any], topic: str, slot: Slot) -> Mark
             "fetch.wait.max.ms": 10,
         }
     )
+    timeout_s = 2 * float(connection["socket.timeout.ms"]) / 1000
     try:
         partition = TopicPartition(topic, slot.number)
-        low, high = consumer.get_watermark_offsets(partition, timeout=_TIMEOUT_S)
+        low, high = consumer.get_watermark_offsets(partition, timeout=timeout_s)
         records = _STEP_RECORDS
         begin = high
         while begin > low:
             begin = max(low, high - records)
-            found = _last(consumer, TopicPartition(topic, slot.number, begin), slot.job_uid.encode())
+            found = _last(consumer, TopicPartition(topic, slot.number, begin), slot.job_uid.encode(), timeout_s)
             if found is not None:
                 return _marker(found, topic, slot.number)
             records *= 8  # only ends of transactions, aborted records and markers of other jobs so far
@@ -114,10 +115,10 @@ def _wait_for(made: Future[None], topic: str, slots: int) -> None:
             ) from error
 
 
-def _last(consumer: Consumer, begin: TopicPartition, key: bytes) -> Message | None:
+def _last(consumer: Consumer, begin: TopicPartition, key: bytes, timeout_s: float) -> Message | None:
     """Return the last committed record of a key from an offset to the end of its partition."""
     consumer.assign([begin])
-    deadline, last = time.monotonic() + _TIMEOUT_S, None
+    deadline, last = time.monotonic() + timeout_s, None
     while time.monotonic() < deadline:
         message = consumer.poll(0.1)
         if message is None:
@@ -129,7 +130,7 @@ def _last(consumer: Consumer, begin: TopicPartition, key: bytes) -> Message | No
             return last
         elif error.code() != KafkaError.GROUP_AUTHORIZATION_FAILED:  # the group is never joined: no right is needed
             raise KafkaException(error)
-    raise UnavailableError(f"the end of topic {begin.topic!r} was not reached within {_TIMEOUT_S:g} s")
+    raise UnavailableError(f"the end of topic {begin.topic!r} was not reached within {timeout_s:g} s")
 
 
 def _marker(message: Message, topic: str, slot: int) -> Marker:

@@ -14,7 +14,9 @@ _STORES = {
     "ssl.keystore.location": "ssl.certificate.location and ssl.key.location, or a PKCS#12 file",
     "ssl.truststore.type": "ssl.ca.location (a PEM file)",
 }
-_OWN = frozenset({"transactional.id", "enable.idempotence", "acks", "key.serializer", "value.serializer"})
+_OWN = frozenset(
+    {"bootstrap.servers", "transactional.id", "enable.idempotence", "acks", "key.serializer", "value.serializer"}
+)
 _SET_BY_SINK = (
     "transactional.id",
     "enable.idempotence",
@@ -69,26 +71,39 @@ def from_spark(options: Mapping[str, str]) -> tuple[str, str | None, dict[str, A
     if not servers:
         raise InvalidInputError("format('kafka') needs the option kafka.bootstrap.servers: host:port of the brokers")
     topic = given.pop("topic", None)
+    return servers, topic, of_librdkafka(given, "use sink(KafkaSink(…, options=…))")
+
+
+def of_librdkafka(options: Mapping[str, str], instead: str) -> dict[str, Any]:
+    """
+    Return the options ``kafka.…`` of a source or sink of Spark as those of librdkafka.
+
+    Args:
+        options: The options; names are in lower case. Others than ``kafka.…`` are left out, as Spark does.
+        instead: How the user gives options of librdkafka, for the error.
+
+    Raises:
+        InvalidInputError: librdkafka has no equivalent of one; says what to use.
+    """
     found: dict[str, Any] = {}
-    of_kafka = {name[6:]: value for name, value in given.items() if name.startswith("kafka.")}  # Spark ignores others
+    of_kafka = {name[6:]: value for name, value in options.items() if name.startswith("kafka.")}
     for name, value in of_kafka.items():
         if name in _STORES and not value.endswith((".p12", ".pfx")):
             raise InvalidInputError(
-                f"guarantee='exactly-once' publishes with librdkafka, which reads no Java key stores: instead of "
-                f"kafka.{name} use sink(KafkaSink(…, options=…)) with {_STORES[name]}"
+                f"librdkafka, which is used here, reads no Java key stores: instead of kafka.{name} {instead} with "
+                f"{_STORES[name]}"
             )
         if name == "sasl.jaas.config":
-            found |= _of_jaas(value)
+            found |= _of_jaas(value, instead)
         elif name not in _OWN:
             found[name] = value
-    return servers, topic, found
+    return found
 
 
-def _of_jaas(text: str) -> dict[str, str]:
+def _of_jaas(text: str, instead: str) -> dict[str, str]:
     pairs = {name: re.sub(r"\\(.)", r"\1", quoted or single) for name, quoted, single in _JAAS.findall(text)}
     if not {"username", "password"} <= pairs.keys():
         raise InvalidInputError(
-            "kafka.sasl.jaas.config has no username and password; use sink(KafkaSink(…, options=…)) with librdkafka's "
-            "sasl options"
+            f"kafka.sasl.jaas.config has no username and password; {instead} with librdkafka's sasl options"
         )
     return {"sasl.username": pairs["username"], "sasl.password": pairs["password"]}

@@ -1,7 +1,8 @@
 """
 The driver of the Kafka test: a job between two topics that reads all existing rows, or dies within a batch.
 
-``--die-in-batch`` kills the process when the batch's rows are in Kafka and its checkpoint does not exist yet.
+``--die-in-batch`` kills the process when the batch's rows are in Kafka and its checkpoint does not exist yet, and the
+offsets of the checkpoint before are committed to the consumer group.
 """
 
 from __future__ import annotations
@@ -19,9 +20,12 @@ from pyspark.sql import functions as F
 from backend_client import ChangelogStateBackend
 from backend_client.service.job_session import JobSession
 from tests.e2e.support import INPUT, OUTPUT, Totals
+from tests.support.kafka_reader import committed_offsets
+from tests.waiting import wait_until
 from tools.spark_session import start_session
 
 PARTITIONS = 2
+GROUP = "lag"
 
 
 def main() -> None:
@@ -41,7 +45,7 @@ def main() -> None:
     spark = start_session("dstl-kafka", settings, folder=options.folder, log_level="ERROR")
     produce(spark, options.servers, json.loads(options.produce.read_text(encoding="utf-8")))
     if options.die_in_batch is not None:
-        die_before_checkpoint(options.die_in_batch)
+        die_before_checkpoint(options.die_in_batch, options.servers)
     run(spark, options)
     seen = (
         spark.read.format("kafka")
@@ -61,12 +65,13 @@ def produce(spark: SparkSession, servers: str, rows: list[tuple[str | None, floa
     frame.write.format("kafka").options(**{"kafka.bootstrap.servers": servers, "topic": "in"}).save()
 
 
-def die_before_checkpoint(batch_id: int) -> None:
-    """Kill this process when it is about to complete a checkpoint."""
+def die_before_checkpoint(batch_id: int, servers: str) -> None:
+    """Kill this process when it is about to complete a checkpoint, and has committed the offsets of the one before."""
     complete = JobSession.complete
 
     def dying(self: JobSession, checkpoint_id: int, plan: Any) -> Any:
         if checkpoint_id == batch_id:
+            wait_until(lambda: committed_offsets(servers, GROUP))
             os.kill(os.getpid(), signal.SIGKILL)
         return complete(self, checkpoint_id, plan)
 
@@ -94,6 +99,7 @@ def run(spark: SparkSession, options: argparse.Namespace) -> None:
         .writeStream.format("kafka")
         .option("kafka.bootstrap.servers", options.servers)
         .option("topic", "out")
+        .option("consumerGroup", GROUP)
         .option("checkpointLocation", str(options.folder / "chk"))
         .outputMode("update")
         .trigger(availableNow=True)

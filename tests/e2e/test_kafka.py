@@ -13,7 +13,13 @@ from pathlib import Path
 
 import pytest
 
+from dstl_service.registry.job_store import JobStore
+from dstl_service.wire import source_offsets
+from storage.clock import SystemClock, SystemIds
+from storage.open import open_store
+from tests.e2e.kafka_program import GROUP
 from tests.e2e.support import expected_state, random_input, stored_totals
+from tests.support.kafka_reader import committed_offsets
 from tools.servers.kafka import KafkaBroker, connector_jars
 
 pytestmark = pytest.mark.e2e
@@ -33,20 +39,34 @@ def run_program(
     return subprocess.run(command, check=False, cwd=folder, timeout=480, env=environment).returncode
 
 
+def offsets_of_newest_checkpoint(folder: Path) -> dict[tuple[str, int], int]:
+    """Return what the newest manifest says of the topic's partitions."""
+    jobs = JobStore(open_store(f"file://{folder / 'store'}"), "job", SystemClock(), SystemIds())
+    (topics,) = source_offsets(list(jobs.completed())[-1].offsets) or []
+    return {(topic, int(number)): offset for topic, found in topics.items() for number, offset in found.items()}
+
+
 def test_job_from_topic_to_topic_is_killed_and_goes_on(tmp_path: Path, local_dir: Path) -> None:
     """
     I14: each output row is in its topic, and only rows of the interrupted batch are there twice.
 
     The driver dies when the second batch is in Kafka and its checkpoint is not: a new driver executes it again, from
     the same offsets and the same state. A row has the number of values of its key so far, and their sum.
+
+    The offsets of the consumer group are always those of a checkpoint: of the last one whose driver lived long enough.
     """
     files = random_input(seed=70, batches=2, rows=240, keys=20)
     with KafkaBroker() as broker:
         assert run_program(broker, tmp_path, local_dir, files[0], "--die-in-batch", "1") == -signal.SIGKILL
+        lagging = committed_offsets(broker.servers, GROUP)
+        assert lagging == offsets_of_newest_checkpoint(tmp_path)
+        assert 0 < sum(lagging.values()) < 240  # it lags
         ended = run_program(broker, tmp_path, local_dir, files[1])
         if ended == 1 and version("pyspark").startswith("4.1."):  # its Kafka source fails after a batch it repeats
             ended = run_program(broker, tmp_path, local_dir, [])
         assert ended == 0
+        assert committed_offsets(broker.servers, GROUP) == offsets_of_newest_checkpoint(tmp_path)
+        assert sum(committed_offsets(broker.servers, GROUP).values()) == 480
 
     possible: dict[str | None, list[tuple[int, float]]] = defaultdict(list)
     for key, value in [row for rows in files for row in rows]:

@@ -111,6 +111,16 @@ def test_column_with_a_dot_is_not_a_field(stream: DataFrame) -> None:
         grouping_columns(grouped)
 
 
+def test_sources_of_a_stream_are_known(spark: SparkSession, stream: DataFrame) -> None:
+    """In the order in which an offsets entry has them: one that is used twice counts twice, a static frame does not."""
+    rate = spark.readStream.format("rate").option("rowsPerSecond", "7").load().selectExpr("cast(value as string) k")
+    joined = stream.select("k").unionAll(rate).join(spark.range(3), how="cross").select("k").unionAll(rate)
+    first, *rates = session.stream_sources(joined)
+
+    assert first == ("StreamingRelation", {})
+    assert rates == [("rate", {"rowsPerSecond": "7"})] * 2
+
+
 def test_methods_of_groups_can_be_replaced() -> None:
     """The methods that install replaces belong to the class itself."""
     assert {"transformWithState", "transformWithStateInPandas"} <= set(dir(GroupedData))

@@ -14,6 +14,8 @@ class PublishedQuery(StreamingQuery):
     """
     Spark's query; `stop`, `awaitTermination` and `processAllAvailable` return when everything is published.
 
+    The last offsets are then committed, too, if the query has a consumer group that takes them.
+
     Each raises `UnavailableError` if the sink cannot be reached for as long as its backlog's patience. Nothing is lost:
     the next start publishes what is left.
     """

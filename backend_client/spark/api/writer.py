@@ -21,8 +21,9 @@ from backend_client.spark.api.published_query import PublishedQuery
 from backend_client.spark.api.query_jobs import QueryJobs
 from backend_client.spark.driver.driver import BatchRunner
 from backend_client.spark.output.guarantees import EXACTLY_ONCE, check_guarantee, function_plan
-from backend_client.spark.output.outputs import OutputPlan, SinkPlan
+from backend_client.spark.output.outputs import FunctionPlan, OutputPlan, SinkPlan
 from backend_client.spark.output.publisher import BacklogLimits
+from backend_client.spark.output.source_group import is_group_option, with_group
 from backend_client.spark.output.spark_sinks import (
     BatchFunction,
     ForeachRows,
@@ -52,8 +53,8 @@ class StatefulStreamWriter:
         self._query = query
         self._schema = schema
         self._jobs = jobs
-        source = with_idle_ticks(query.source, query.settings.idle_timers)
-        self._writer: DataStreamWriter = source.writeStream
+        self._source = with_idle_ticks(query.source, query.settings.idle_timers)
+        self._writer: DataStreamWriter = self._source.writeStream
         self._format: str | None = None
         self._options: dict[str, Any] = {}
         self._function: BatchFunction | ForeachRows | None = None
@@ -78,7 +79,12 @@ class StatefulStreamWriter:
         return self
 
     def option(self, key: str, value: Any) -> StatefulStreamWriter:
-        """Set an option; ``checkpointLocation`` is required."""
+        """
+        Set an option; ``checkpointLocation`` is required.
+
+        ``consumerGroup`` names the consumer group of Kafka to which the offsets of a checkpoint are committed when it
+        exists, so that monitoring shows the query's lag; see docs/sinks.md.
+        """
         self._options[key] = value
         return self
 
@@ -237,7 +243,8 @@ class StatefulStreamWriter:
             self.queryName(query_name)
 
     def _request(self, source: str) -> SinkRequest:
-        options = option_texts({name: v for name, v in self._options.items() if name.lower() not in _OWN_OPTIONS})
+        own = {name for name in self._options if name.lower() in _OWN_OPTIONS or is_group_option(name.lower())}
+        options = option_texts({name: value for name, value in self._options.items() if name not in own})
         return SinkRequest(source, self._schema, self._output_mode, self._query_name, self._partition_by, options)
 
     def _option(self, name: str) -> Any:
@@ -287,6 +294,7 @@ class StatefulStreamWriter:
         location = self._location()
         output = self._fitting(output) if isinstance(output, SinkPlan) else output
         spark = self._query.spark
+        output = with_group(output, self._source, dict(option_texts(self._options)))
         if self._query_name and any(query.name == self._query_name for query in spark.streams.active):
             # Spark refuses this too, but only after this query has taken the job from the running one.
             raise InvalidInputError(
@@ -309,7 +317,7 @@ class StatefulStreamWriter:
             raise
         runner.close_behind(running)
         self._jobs.started(running, runner.rescaling)
-        return PublishedQuery(running, runner.output) if isinstance(output, SinkPlan) else running
+        return running if isinstance(output, FunctionPlan) else PublishedQuery(running, runner.output)
 
 
 def _default_format(spark: SparkSession) -> str:

@@ -27,7 +27,7 @@ from backend_client.spark.output.tasks import LOGGED, PUBLISHED, LogReceipt, Log
 from backend_client.spark.private.frames import arrow_schema
 from backend_client.spark.shipping import Shipments
 from dstl_service.wire import SINK, ChangeSetRef, CheckpointRef, JobInfo, OperatorInfo
-from storage.errors import InvalidInputError
+from storage.errors import InvalidInputError, UnavailableError
 from storage.validation import validate_name
 
 PlaceNumbers = Callable[[int], DataFrame]
@@ -72,6 +72,23 @@ class Output(Protocol):
 
     def close(self) -> None:
         """Release what the output holds."""
+
+
+class OutputPlan(Protocol):
+    """An output before the query takes its job over."""
+
+    def check(self, settings: BackendSettings, job: JobInfo | None, shipments: Shipments) -> None:
+        """Check that it can be used; `InvalidInputError` or `UnavailableError` if not."""
+
+    def open(
+        self,
+        settings: BackendSettings,
+        session: JobSession,
+        shipments: Shipments,
+        place_numbers: PlaceNumbers,
+        given_up: int,
+    ) -> Output:
+        """Return the output of a query that owns its job, after `given_up` batches that rewinds gave up."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -240,7 +257,9 @@ class SinkOutput:
         text = f"publish checkpoint {target.checkpoint.id} of {self._settings.job} to sink {self._plan.name}"
         slots.sparkSession.sparkContext.setJobDescription(text)  # of the publisher's thread
         rows = slots.mapInArrow(task.__call__, PUBLISHED).collect()
-        return sum(row[0] for row in rows)
+        for refusal in filter(None, (row.refusal for row in rows)):
+            raise UnavailableError(refusal)
+        return sum(row.records for row in rows)
 
 
 @dataclass(frozen=True, slots=True)
@@ -327,6 +346,3 @@ class SinkPlan:
         # A slot is logged as a key group.
         plan = replace(self, slots=min(self.slots, session.max_parallelism))
         return SinkOutput(plan, settings, session, shipments, place_numbers)
-
-
-OutputPlan = FunctionPlan | SinkPlan

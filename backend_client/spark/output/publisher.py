@@ -159,15 +159,15 @@ class Publisher:
 
     def _publish_with_patience(self) -> bool:
         """Publish the next target, however often it must be tried; return whether it is, and this is not closed."""
-        pause_s, reported_s = _FIRST_PAUSE_S, float("-inf")
+        pause_s, reported, reported_s = _FIRST_PAUSE_S, "", float("-inf")
         while not self._is_closed:
             target = self._oldest()
             try:
                 self.records += self._publish(target)
             except Exception as error:  # noqa: BLE001 - whatever it is, nothing is lost by waiting
                 self._error = _last_line(error)
-                if time.monotonic() - reported_s >= _REPORTED_EVERY_S:
-                    reported_s = time.monotonic()
+                if self._error != reported or time.monotonic() - reported_s >= _REPORTED_EVERY_S:
+                    reported, reported_s = self._error, time.monotonic()
                     logger.warning(
                         "output of checkpoint %d is not published to %s yet, it is tried again: %s",
                         target.checkpoint.id,

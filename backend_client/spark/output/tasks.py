@@ -20,10 +20,11 @@ from backend_client.sinks.records import change_sets, epoch_of, record_batches
 from backend_client.spark.batch import BatchContext, is_reachable
 from backend_client.spark.shipping import Parcel
 from dstl_service.wire import ChangeSetRef, CheckpointRef, LogTarget
+from storage.errors import UnavailableError
 from storage.key_groups import KeyGroupRange
 
 LOGGED = "receipt string"
-PUBLISHED = "records long"
+PUBLISHED = "records long, refusal string"
 
 
 @dataclass(frozen=True, slots=True)
@@ -111,13 +112,23 @@ class PublishTask:
     columns: pa.Schema
 
     def __call__(self, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-        """Publish the slots whose numbers the rows have; yield the number of records of each."""
+        """
+        Publish the slots whose numbers the rows have; yield the number of records of each, or why it is refused.
+
+        A system that does not answer, or refuses, is the publisher's matter: if the task failed, Spark would repeat it
+        at once several times, and each might wait as long, before anybody is told.
+        """
         sink: Sink = self.sink.unpack()
         for batch in batches:
             for number in batch.column(0).to_pylist():
                 slot = Slot(self.settings.job, self.job_uid, self.name, number, self.columns)
-                records = publish_slot(sink, slot, partial(self._read, slot), self.target)
-                yield pa.RecordBatch.from_pydict({"records": pa.array([records], pa.int64())})
+                records, refusal = 0, None
+                try:
+                    records = publish_slot(sink, slot, partial(self._read, slot), self.target)
+                except UnavailableError as error:
+                    refusal = str(error)
+                row = {"records": pa.array([records], pa.int64()), "refusal": pa.array([refusal], pa.string())}
+                yield pa.RecordBatch.from_pydict(row)
 
     def _read(self, slot: Slot, after: CheckpointRef | None) -> Iterator[LoggedRecords]:
         client, target = kept_client(self.settings), self.target

@@ -146,6 +146,29 @@ def stream_side_nodes(frame: DataFrame) -> Iterator[tuple[str, str | None]]:
             node = children.apply(0)
 
 
+def stream_sources(frame: DataFrame) -> list[tuple[str, dict[str, str]]]:
+    """
+    Return the name and the options of each source of a stream, in the order in which an offsets entry has them.
+
+    Options are known of sources of Spark's newer interface, Kafka's among them; of others they are empty.
+    """
+    with needed("StreamingRelationV2.extraOptions", "leave consumerGroup out"):
+        return list(_stream_sources(frame._jdf.queryExecution().analyzed()))
+
+
+def _stream_sources(node: Any) -> Iterator[tuple[str, dict[str, str]]]:
+    children = node.children()
+    for position in range(children.size()):
+        yield from _stream_sources(children.apply(position))
+    if children.isEmpty() and node.isStreaming():
+        name = str(node.nodeName())
+        if name != "StreamingRelationV2":
+            yield name, {}
+            return
+        options = node.extraOptions().asCaseSensitiveMap()
+        yield str(node.sourceName()), {str(key): str(options[key]) for key in options}
+
+
 def grouping_expressions(grouped: Any) -> Sequence[tuple[str, bool]]:
     """Return the expressions of a ``groupBy``: a name and True for a column, SQL and False for others."""
     with needed("RelationalGroupedDataset.groupingExprs", _SERVED_VERSION):

@@ -8,6 +8,7 @@ from collections.abc import Iterator
 import pytest
 
 from backend_client.sinks.publishing import Target
+from backend_client.spark.output import publisher as publisher_module
 from backend_client.spark.output.publisher import BacklogLimits, Publisher
 from dstl_service.wire import CheckpointRef
 from storage.errors import InvalidInputError, UnavailableError
@@ -85,6 +86,25 @@ def test_failures_are_repeated_and_block_only_at_the_bound(system: System, publi
     waiting.join(30)
     assert entered.is_set()
     wait_until(lambda: system.published == [0, 1])
+
+
+def test_a_new_reason_is_reported_at_once(caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The same reason is reported once a minute; another one tells that the first is mended."""
+    monkeypatch.setattr(publisher_module, "_FIRST_PAUSE_S", 0.01)
+    reasons = iter(["the topic is full", "the topic is full", "the topic is gone"])
+
+    def publish(_: Target) -> int:
+        reason = next(reasons, None)
+        if reason is not None:
+            raise UnavailableError(reason)
+        return 0
+
+    publisher = Publisher("sink 'x'", publish, BacklogLimits(), None)
+    publisher.submit(target(0), 1)
+    assert publisher.drain(30)
+    publisher.close()
+    reported = [record.getMessage().rpartition(": ")[2] for record in caplog.records if record.levelname == "WARNING"]
+    assert reported == ["the topic is full", "the topic is gone"]
 
 
 def test_late_publish_knows_a_checkpoint_that_is_stored(system: System, publisher: Publisher) -> None:

@@ -16,10 +16,10 @@ from backend_client.service.job_session import JobSession
 from backend_client.settings import BackendSettings
 from backend_client.sources.background_commits import BackgroundCommits
 from backend_client.sources.kafka_positions import OPTION, Cluster, clusters
+from backend_client.spark.batch import BatchContext
 from backend_client.spark.output.outputs import Output, OutputPlan, PlaceNumbers
 from backend_client.spark.private.session import stream_sources
 from backend_client.spark.shipping import Shipments
-from backend_client.spark.task.task import BatchContext
 from dstl_service.wire import ChangeSetRef, CheckpointRef, JobInfo, OperatorInfo
 from storage.errors import InvalidInputError
 

@@ -33,7 +33,7 @@ export PYSPARK_DRIVER_PYTHON := $(PY)
 unexport SPARK_HOME SPARK_CONF_DIR PYTHONPATH PYTHONHOME
 
 ##@ Use it
-.PHONY: help setup demo demo-cdc attack bench bench-growth bench-rescale bench-restart bench-sinks bench-smoke bench-service bench-scale bench-tails chaos chaos-service chaos-blocks chaos-sinks outages load load-web stack stack-check
+.PHONY: help setup demo demo-cdc attack bench bench-growth bench-recovery bench-rescale bench-restart bench-sinks bench-smoke bench-service bench-scale bench-tails chaos chaos-service chaos-blocks chaos-sinks outages load load-web stack stack-check
 
 help: ## Show this list
 	@awk 'BEGIN { FS = ":.*## " } \
@@ -53,6 +53,9 @@ bench: $(STAMP) ## Compare with Spark's transformWithState, workload by workload
 
 bench-growth: $(STAMP) ## Measure 100 thousand to 10 million keys, and 5 million rows in one partition; ONLY=memory, SHORT=1, STRICT=1
 	SHORT=$(SHORT) STRICT=$(STRICT) $(PY) -m loadtest.bench.growth $(if $(ONLY),--only $(ONLY))
+
+bench-recovery: $(STAMP) ## Measure how long the output stops when an executor is killed, with and without standbys; SHORT=1, STRICT=1
+	SHORT=$(SHORT) STRICT=$(STRICT) $(PY) -m loadtest.bench_recovery
 
 bench-rescale: $(STAMP) ## Measure the batches of a query that changes from 4 to 8 and to 3 partitions; SHORT=1, STRICT=1
 	SHORT=$(SHORT) STRICT=$(STRICT) $(PY) -m loadtest.bench_rescale

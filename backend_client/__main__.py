@@ -28,9 +28,18 @@ def main(arguments: Sequence[str] | None = None) -> int:
         description="Print the settings of Spark that a query on several hosts needs, as options of spark-submit.",
     )
     recommended.set_defaults(run=_print_recommended_settings)
+    standby = commands.add_parser("standby", help="keep copies of tables; tasks start it where standby_replicas is set")
+    standby.add_argument("folder", type=Path, help="the job's folder with orders, in local_dir")
+    standby.set_defaults(run=_follow)
     options = parser.parse_args(arguments)
     result: int = options.run(options)
     return result
+
+
+def _follow(options: argparse.Namespace) -> int:
+    from backend_client.standby.follower import run  # RocksDB takes a moment to import
+
+    return run(options.folder)
 
 
 def _print_recommended_settings(_: argparse.Namespace) -> int:

@@ -21,6 +21,8 @@ class BatchProgress:
     batch's watermark, None if no operator uses time. `unpublished` counts checkpoints before this one whose output its
     sink has not published yet. `rows_waiting` counts deferred rows that have not run yet, of this batch and earlier
     ones; `rows_lost` the batch's rows that do not run unless somebody asks for it.
+    `standby_tables` counts complete copies of tables on other hosts, `standby_missing`
+    those that are not complete, `standby_lag` the checkpoints that the oldest one lacks; `standby_bytes` is their size.
     """
 
     job: str
@@ -44,6 +46,10 @@ class BatchProgress:
     unpublished: int = 0
     rows_waiting: int = 0
     rows_lost: int = 0
+    standby_tables: int = 0
+    standby_missing: int = 0
+    standby_lag: int = 0
+    standby_bytes: int = 0
 
     @property
     def total_ms(self) -> float:
@@ -59,12 +65,15 @@ class BatchProgress:
         if self.rows_lost:
             waiting += f", {self.rows_lost:,} rows lost"
         again = f", executed {self.tries} times" if self.tries > 1 else ""
+        copies = f", {self.standby_tables} copies" if self.standby_tables or self.standby_missing else ""
+        copies += f", {self.standby_lag} behind" if self.standby_lag else ""
+        copies += f", {self.standby_missing} missing" if self.standby_missing else ""
         return (
             f"{self.job} batch {self.batch_id}: {self.rows:,} rows{late}, {self.keys:,} keys, "
             f"{self.state_reads:,} reads, {self.changes:,} writes, "
             f"log {_size(self.log_bytes)}, tables {_size(self.table_bytes)}; "
             f"{self.total_ms:,.0f} ms (state {self.state_ms:,.0f}, function {self.function_ms:,.0f}, "
-            f"checkpoint {self.checkpoint_ms:,.0f}){again}{waiting}"
+            f"checkpoint {self.checkpoint_ms:,.0f}){again}{waiting}{copies}"
         )
 
 

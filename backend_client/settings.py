@@ -64,6 +64,12 @@ class BackendSettings:
     local_idle_s: int = 86_400
     """After this time without being opened, tables in `local_dir` are removed, whatever job they are of; at least as
     long as jobs of the host pause between batches, or they restore their tables."""
+    standby_replicas: int = 0
+    """1: each table has a copy on a second host, a few checkpoints behind at most, where its partition goes on if its
+    executor or host is lost; a batch's output is then kept twice, too. 0: the table is restored from the storage."""
+    standby_bytes_max: int = 0
+    """Bytes of a job's copies on one host; tables beyond it have no copy. 0: as many as leave a tenth of the disk of
+    `local_dir` free."""
     parallelism: int | None = None
     """Partitions of an operator that names none; by default Spark's default parallelism."""
     max_parallelism: int | None = None
@@ -122,6 +128,8 @@ class BackendSettings:
         self._check_number("local_idle_s", 0, whole=True)
         self._check_failover()
         self._check_number("link_port", -1, 65535, whole=True)
+        self._check_number("standby_replicas", -1, 1, whole=True)
+        self._check_number("standby_bytes_max", -1, whole=True)
         self._check_number("sidecar_idle_exit_s", -1, whole=True)
         if not isinstance(self.local_dir, str) or (self.local_dir and not os.path.isabs(self.local_dir)):
             raise InvalidInputError(f"local_dir must be the absolute path of a folder, not {self.local_dir!r}")

@@ -87,17 +87,18 @@ class RestoreService:
         from_checkpoint: CheckpointRef | None,
         to_checkpoint: CheckpointRef,
         *,
-        is_output: bool = False,
+        is_for_task: bool = True,
         only: int | None = None,
     ) -> tuple[RestorePlan, Offer]:
         """
         Plan the restore of a table from one checkpoint to another, with the materializer's offer to its task.
 
-        With `is_output` it is rows in the log, with `only` those of one checkpoint: there is no table, and no offer.
+        Without a task, for rows in the log or a standby's copy, there is no offer. With `only` it is the logged rows
+        of one checkpoint.
         """
         job = await self._jobs.opened(name)
         table_id = TableId(name, operator, key_groups)
-        if not is_output:
+        if is_for_task:
             from_checkpoint = self._materializer.trusted(table_id, from_checkpoint)
         plan = plan_step(job.store, operator, key_groups, from_checkpoint, to_checkpoint)
         if plan is None:
@@ -112,7 +113,7 @@ class RestoreService:
                 plan = await self._in_thread(
                     name, plan_restore, job.store, operator, key_groups, from_checkpoint, to_checkpoint
                 )
-        if is_output:
+        if not is_for_task:
             return (plan if only is None else plan.of_checkpoint(only)), Offer()
         self._metrics.restore_planned_bytes.labels(name).inc(plan.size_bytes)
         return plan, await self._materializer.offer(table_id, job.store, plan, to_checkpoint)
@@ -141,11 +142,11 @@ class RestoreService:
         """Say whether everything a plan needs is in memory, so that reading it needs no thread."""
         return not plan.materializations and self._cache.holds(plan.handles)
 
-    def payloads(self, plan: RestorePlan, *, is_output: bool = False) -> Iterator[tuple[SegmentHandle, BytesLike]]:
+    def payloads(self, plan: RestorePlan, *, is_for_task: bool = True) -> Iterator[tuple[SegmentHandle, BytesLike]]:
         """Yield a plan's payloads; blocking unless `is_at_hand`."""
         started_ms = self._clock.monotonic_ms()
         yield from read_plan(plan, self._downloads, self._cache, self._ahead)
-        if is_output:
+        if not is_for_task:
             return
         # The client takes a payload about when it has applied the one before, so this measures its replay.
         self._materializer.replayed(plan.log_bytes, self._clock.monotonic_ms() - started_ms)

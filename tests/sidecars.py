@@ -1,4 +1,4 @@
-"""How tests end the sidecars that started themselves: by their process ids, and never another process."""
+"""How tests end sidecars and followers that started themselves: by their process ids, and never another process."""
 
 from __future__ import annotations
 
@@ -26,9 +26,21 @@ def sidecars_of(folder: Path) -> list[int]:
     return found
 
 
+def followers_of(folder: Path) -> list[int]:
+    """Return the process ids of the followers that keep copies of tables in a folder now."""
+    found = []
+    for file in sorted(folder.rglob("standby/*/pid")):
+        with suppress(OSError, ValueError):
+            pid = int(file.read_text(encoding="utf-8"))
+            words = Path(f"/proc/{pid}/cmdline").read_bytes().split(b"\0")
+            if b"standby" in words and os.fsencode(file.parent) in words:
+                found.append(pid)
+    return found
+
+
 def end_sidecars(folder: Path, how: signal.Signals = signal.SIGKILL) -> None:
-    """End the sidecars that live in a folder, and wait until they do nothing any more: the folder may be removed."""
-    pids = sidecars_of(folder)
+    """End the sidecars and followers of a folder, and wait until they do nothing any more: it may be removed."""
+    pids = [*sidecars_of(folder), *followers_of(folder)]
     for pid in pids:
         with suppress(ProcessLookupError):
             os.kill(pid, how)

@@ -158,13 +158,14 @@ class ServiceClient:
         *,
         is_output: bool = False,
         only: int | None = None,
+        is_copy: bool = False,
         patience_s: float | None = None,
     ) -> Iterator[Iterator[tuple[dict[str, Any], bytes]]]:
         """
         Open the stream of frames that advances a table from a checkpoint (None: an empty table) to another one.
 
-        With `is_output` the operator holds rows in the log, and the frames are those, with `only` of one checkpoint.
-        For the frames see `dstl_service.wire.decode_frames`.
+        With `is_output` the operator holds rows in the log, and the frames are those, with `only` of one checkpoint;
+        with `is_copy` the table is a standby's: no snapshot is asked for. Frames: `dstl_service.wire.decode_frames`.
         """
         query: dict[str, Any] = {
             "operator": operator,
@@ -178,6 +179,8 @@ class ServiceClient:
             query["output"] = "true"
         if only is not None:
             query["only"] = only
+        if is_copy:
+            query["copy"] = "true"
         with self._frames("GET", f"/v1/jobs/{job}/restore?{urlencode(query)}", None, patience_s) as frames:
             yield frames
 

@@ -14,7 +14,7 @@ import uuid
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, fields, replace
 from functools import cache, partial
-from typing import Any
+from typing import Any, TypeVar
 
 from backend_client.progress import BatchProgress
 from backend_client.service.client import ServiceClient
@@ -42,6 +42,8 @@ from storage.errors import DstlError, InvalidInputError, NotFoundError
 
 logger = logging.getLogger("backend_client")
 
+_Client = TypeVar("_Client", bound=ServiceClient)
+
 _ANY_JOB = "any"
 _clients: dict[BackendSettings, ServiceClient] = {}
 
@@ -55,11 +57,26 @@ def connect(settings: BackendSettings, patience_s: float | None = None) -> Servi
         patience_s: How long the client repeats a request, by default as in the settings. Even a client without patience
             gives a silent sidecar the settings' time before it is killed: it has the change sets of other clients, too.
     """
+    return connect_as(ServiceClient, settings, patience_s, may_start=True)
+
+
+def connect_as(
+    kind: type[_Client], settings: BackendSettings, patience_s: float | None = None, *, may_start: bool
+) -> _Client:
+    """
+    Return a client of this host's service, as `connect` does.
+
+    Args:
+        kind: The client's class.
+        settings: The job's settings.
+        patience_s: How long the client repeats a request, by default as in the settings.
+        may_start: Whether it starts an embedded service that does not run.
+    """
     patience_s = settings.patience_s if patience_s is None else patience_s
     token = partial(_token, settings)
     address = settings.host_service
     if address is not None:
-        return ServiceClient(
+        return kind(
             address,
             token,
             patience_s,
@@ -69,9 +86,9 @@ def connect(settings: BackendSettings, patience_s: float | None = None) -> Servi
         )
     embedded = embedded_service(settings)
     embedded = replace(embedded, answer_timeout_s=max(1.0, min(embedded.answer_timeout_s, settings.patience_s / 2)))
-    ensure: Callable[[], None] = embedded.ensure
+    ensure: Callable[[], None] | None = embedded.ensure if may_start else None
     embedded.check_folder()  # its owner could answer on the socket
-    return ServiceClient(embedded.address, token, patience_s, ensure, trust=settings.host_trust)
+    return kind(embedded.address, token, patience_s, ensure, trust=settings.host_trust)
 
 
 def kept_client(settings: BackendSettings) -> ServiceClient:

@@ -19,6 +19,7 @@ import socket
 import subprocess
 import sys
 import time
+from collections.abc import Collection, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -130,7 +131,7 @@ class EmbeddedService:
         command += ["--set", f"trusted_uids={uids}", "--set", f"trusted_dir={self.trust.folder}"]
         environment = {**os.environ, "PYTHONPATH": os.pathsep.join(path for path in sys.path if path)}
         try:
-            pid = self._run(command, environment)
+            pid = run_detached(command, environment, self._path("log"))
             self._path("pid").write_text(f"{pid}\n", encoding="utf-8")
         except subprocess.CalledProcessError as error:
             raise self._not_started(f"the shell that starts it ended with {error.returncode}") from error
@@ -143,26 +144,6 @@ class EmbeddedService:
             if time.monotonic() > deadline:
                 raise self._not_started(f"its process {pid} does not answer within {_START_TIMEOUT_S:g} s")
             time.sleep(0.02)
-
-    def _run(self, command: list[str], environment: dict[str, str]) -> int:
-        """
-        Start a process and return its id.
-
-        A shell that exits at once starts it, so that it is not a child of this process: it survives its starter, and
-        leaves no zombie when it is killed.
-        """
-        with open(self._path("log"), "ab") as log:
-            shell = subprocess.run(
-                ["/bin/sh", "-c", '"$@" >&2 & echo $!', "sh", *command],
-                stdin=subprocess.DEVNULL,
-                stdout=subprocess.PIPE,
-                stderr=log,
-                env=environment,
-                cwd="/",
-                start_new_session=True,
-                check=True,
-            )
-        return int(shell.stdout)
 
     def _not_started(self, why: str) -> UnavailableError:
         try:
@@ -248,6 +229,40 @@ class EmbeddedService:
     def _path(self, suffix: str) -> Path:
         name = hashlib.blake2b(self.storage.encode(), digest_size=6).hexdigest()
         return Path(self.folder) / f"service-{name}.{suffix}"
+
+
+def run_detached(
+    command: Sequence[str], environment: Mapping[str, str], log: Path, kept_open: Collection[int] = ()
+) -> int:
+    """
+    Start a process that survives this one, and return its id.
+
+    A shell that exits at once starts it, so that it is not a child of this process: it survives its starter, and
+    leaves no zombie when it is killed.
+
+    Args:
+        command: Its command line.
+        environment: Its environment.
+        log: Receives what it writes to standard output and error.
+        kept_open: Descriptors of this process that it has, too.
+
+    Raises:
+        CalledProcessError: The shell failed.
+        OSError: The log or the shell cannot be opened.
+    """
+    with open(log, "ab") as file:
+        shell = subprocess.run(
+            ["/bin/sh", "-c", '"$@" >&2 & echo $!', "sh", *command],
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=file,
+            env=environment,
+            cwd="/",
+            start_new_session=True,
+            check=True,
+            pass_fds=tuple(kept_open),
+        )
+    return int(shell.stdout)
 
 
 def _runs(pid: int) -> bool:

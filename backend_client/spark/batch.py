@@ -11,6 +11,7 @@ from backend_client.batch_time import BatchTime
 from backend_client.service.host_link import linked_coordinator
 from backend_client.service.job_session import kept_client
 from backend_client.settings import BackendSettings
+from backend_client.standby.orders import CopyPlan
 from dstl_service.wire import ChangeSetRef, CheckpointRef, LinkAddress
 
 
@@ -26,6 +27,8 @@ class BatchContext:
     coordinator_id: str
     links: LinkAddress | None = None
     """Where the coordinator accepts links of other hosts; None if it does not."""
+    standby: CopyPlan | None = None
+    """Which host keeps a copy of which table; None without standbys."""
     time: BatchTime | None = None
     """None if no operator of the query uses time."""
     is_second_pass: bool = False
@@ -54,6 +57,8 @@ class Receipt:
     state_reads: int = 0
     table_bytes: int = 0
     next_due_ms: int | None = None
+    standby: dict[str, Any] | None = None
+    """What the task heard from its host's follower, see `tended`."""
     is_stalled: bool = False
     rows_set_aside: int = 0
     set_aside: list[ChangeSetRef] = field(default_factory=list)

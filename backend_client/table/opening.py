@@ -14,12 +14,14 @@ from typing import TypeVar
 
 from backend_client.table.local_disk import LocalDiskError
 from backend_client.table.memory_table import MemoryTable
-from backend_client.table.slots import IDLE_S, remove_idle_slots
+from backend_client.table.slots import IDLE_S, follower_slot, is_wanted, remove_idle_slots
 from backend_client.table.state_table import StateTable
 
 logger = logging.getLogger("backend_client")
 
 _T = TypeVar("_T")
+
+_COPY_CACHE_BYTES = 1 << 20  # hardly anything is read
 
 
 def open_advanced(
@@ -49,6 +51,30 @@ def open_advanced(
         advanced = None
     remove_idle_slots(Path(folder), idle_s)
     return advanced or _advanced(MemoryTable.make(), advance)
+
+
+def open_copy(folder: str | os.PathLike[str]) -> tuple[StateTable, Callable[[], bool]] | None:
+    """
+    Open a standby's copy of a table; None while a task or its snapshot's maker has it.
+
+    A task that opens the table waits for the copy to be closed. The function that is returned, too, says whether one
+    does; call it before the copy is closed only.
+
+    Raises:
+        LocalDiskError: The folder cannot be used.
+    """
+    try:
+        found = follower_slot(Path(folder))
+    except OSError as error:
+        raise LocalDiskError(f"no copy can be kept in {folder}: {error.strerror}") from error
+    if found is None:
+        return None
+    slot, lock = found
+    try:
+        return StateTable(slot, lock, _COPY_CACHE_BYTES), lambda: is_wanted(lock)
+    except BaseException:
+        os.close(lock)
+        raise
 
 
 def _advanced(table: StateTable, advance: Callable[[StateTable], _T]) -> tuple[StateTable, _T]:

@@ -13,6 +13,10 @@ A table stays when its task ends, for the next batch. It is useless once its par
 other key groups, or its job is gone. The only sign of that is that nobody opens it.
 
 Only the holder removes a lock file. A process that locks a file which was removed meanwhile tries again with a new one.
+
+A *follower* keeps a copy of another host's table near its newest checkpoint (`backend_client.standby`). It holds the
+first slot for moments only, and says so in the lock's file. A task that finds it waits, and asks for the slot in the
+same file; another task's slot it leaves alone.
 Only what is called as above is ever removed, and no link is followed: whatever `local_dir` is, the rest is not ours.
 """
 
@@ -39,6 +43,11 @@ _INTERVAL_S = 3600
 _REMOVING_S = 1.0
 _PAUSE_S = 60
 _TRIES_MAX = 1000
+_FOLLOWER = b"f"
+_WANTED = b"w"
+_FOLLOWER_MS_MAX = 2000
+"""A task waits this long for a follower, which may be in the middle of a write that the task would have to repeat."""
+_LOOK_S = 0.002
 _KEY_GROUPS = re.compile(r"[0-9]{5}-[0-9]{5}")
 
 logger = logging.getLogger("backend_client")
@@ -52,7 +61,10 @@ def free_slots(root: Path) -> Iterator[tuple[Path, int]]:
         OSError: The folder cannot be written.
     """
     for number in range(SLOTS_MAX):
-        lock = _taken(root / f"{number}.lock")
+        path = root / f"{number}.lock"
+        lock = _taken(path)
+        if lock is None:
+            lock = _taken_over(path)
         if lock is not None:
             yield root / str(number), lock
 
@@ -84,6 +96,52 @@ def remove_idle_slots(folder: Path, idle_s: float = IDLE_S) -> None:
             os.close(turn)
 
 
+def follower_slot(root: Path) -> tuple[Path, int] | None:
+    """
+    Return the first slot of a folder, which is made, and its lock; None if somebody holds it.
+
+    Raises:
+        OSError: The folder cannot be written.
+    """
+    path = root / "0.lock"
+    lock = _taken(path)
+    if lock is None:
+        return None
+    os.pwrite(lock, _FOLLOWER, 0)  # stays when the slot is free: the next task removes it
+    return root / "0", lock
+
+
+def is_wanted(lock: int) -> bool:
+    """Say whether a task waits for the slot of a follower's lock."""
+    return os.pread(lock, 1, 0) == _WANTED
+
+
+def _taken_over(path: Path) -> int | None:
+    """Take a lock that a follower holds as soon as it gives it up; None if another task holds it, or it never does."""
+    until = time.monotonic() + _FOLLOWER_MS_MAX / 1000
+    time.sleep(_LOOK_S)  # it may have taken the lock just now, and not said yet who it is
+    while _asked_for(path) and time.monotonic() < until:
+        time.sleep(_LOOK_S)
+        lock = _taken(path)
+        if lock is not None:
+            return lock
+    return _taken(path)
+
+
+def _asked_for(path: Path) -> bool:
+    """Ask a follower for its slot; return False if no follower holds it."""
+    with suppress(FileNotFoundError):
+        file = os.open(path, os.O_RDWR | os.O_NOFOLLOW | os.O_CLOEXEC)
+        try:
+            said = os.pread(file, 1, 0)
+            if said == _FOLLOWER:
+                os.pwrite(file, _WANTED, 0)
+            return said in (_FOLLOWER, _WANTED)
+        finally:
+            os.close(file)
+    return True
+
+
 def _taken(path: Path) -> int | None:
     """Take a lock, or return None: somebody has it."""
     for _ in range(_TRIES_MAX):
@@ -95,7 +153,10 @@ def _taken(path: Path) -> int | None:
             continue
         try:
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            if os.fstat(lock).st_nlink:
+            status = os.fstat(lock)
+            if status.st_nlink:
+                if status.st_size:
+                    os.ftruncate(lock, 0)
                 os.utime(lock)
                 return lock
         except BlockingIOError:

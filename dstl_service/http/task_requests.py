@@ -79,6 +79,7 @@ class RestoreRequest:
         to_checkpoint: The checkpoint that is asked for.
         is_output: Whether the changes are for no table, but rows in the log: a sink's output, or rows set aside.
         only: Of rows in the log, the checkpoint whose rows are asked for; None for all.
+        is_copy: Whether the table is a standby's copy, which no task uses now.
     """
 
     job: str
@@ -88,6 +89,7 @@ class RestoreRequest:
     to_checkpoint: CheckpointRef
     is_output: bool = False
     only: int | None = None
+    is_copy: bool = False
 
     @classmethod
     def parse(cls, job: str, query: bytes) -> RestoreRequest:
@@ -102,7 +104,13 @@ class RestoreRequest:
             CheckpointRef.parse(values["to"]),
             values.truth("output"),
             values.number("only", NUMBER_MAX) if "only" in values else None,
+            values.truth("copy"),
         )
+
+    @property
+    def is_for_task(self) -> bool:
+        """Whether a task needs the changes for its table now."""
+        return not (self.is_output or self.is_copy)
 
 
 class _Parameters(dict[str, str]):

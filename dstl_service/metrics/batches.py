@@ -15,6 +15,12 @@ _COUNTS = {
     "log_bytes": "Bytes of change sets that checkpoints name.",
     "rows_lost": "Rows that were set aside in mode bounded-loss.",
 }
+_COPIES = {
+    "tables": "Copies of tables that are complete, as of a job's last batch.",
+    "missing": "Copies of tables that are not complete, or have no room.",
+    "lag": "Checkpoints that the oldest complete copy lacks.",
+    "bytes": "Size of all complete copies.",
+}
 _PHASES = ("state", "function", "checkpoint", "upload", "manifest")
 
 
@@ -46,6 +52,10 @@ class BatchMetrics:
             registry=registry,
         )
 
+        self._copies = {
+            name: Gauge(f"dstl_standby_{name}", text, ["job"], registry=registry) for name, text in _COPIES.items()
+        }
+
     def observe(self, job: str, figures: BatchFigures) -> None:
         """Count a finished batch."""
         self._batches.labels(job).inc()
@@ -56,3 +66,5 @@ class BatchMetrics:
             self._seconds.labels(job, phase).observe(getattr(figures, f"{phase}_ms") / 1000)
         self._table_bytes.labels(job).set(figures.table_bytes)
         self._rows_waiting.labels(job).set(figures.rows_waiting)
+        for name, gauge in self._copies.items():
+            gauge.labels(job).set(getattr(figures, f"standby_{name}"))

@@ -21,3 +21,9 @@ class RestoreMetrics:
         self.restored_bytes = Counter(
             "dstl_restored_bytes", "Bytes of segments and snapshots sent to tables.", ["job"], registry=registry
         )
+        self.copied_bytes = Counter(
+            "dstl_copied_bytes",
+            "Bytes of segments and snapshots sent to copies of tables, which standbys keep.",
+            ["job"],
+            registry=registry,
+        )

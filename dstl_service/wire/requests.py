@@ -123,6 +123,10 @@ class BatchFigures:
     tries: Parallelism
     rows_waiting: Number = 0
     rows_lost: Number = 0
+    standby_tables: Number = 0
+    standby_missing: Number = 0
+    standby_lag: Number = 0
+    standby_bytes: Number = 0
 
 
 @dataclass(frozen=True, slots=True)

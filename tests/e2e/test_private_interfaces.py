@@ -27,7 +27,8 @@ from backend_client.batch_time import BatchTime
 from backend_client.spark.columns import grouping_columns
 from backend_client.spark.driver.kept_output import LOST_BLOCK
 from backend_client.spark.event_time import DELAY_KEY
-from backend_client.spark.private import frames, session, sinks
+from backend_client.spark.own_session import own_session
+from backend_client.spark.private import frames, located, session, sinks
 from storage.errors import InvalidInputError
 from tests.e2e.support import INPUT, read_input, write_input
 from tests.waiting import wait_until
@@ -50,6 +51,38 @@ def test_version_is_served() -> None:
     first, last = (tuple(map(int, text.split("."))) for text in session.SERVED.split(" to "))
 
     assert first <= tuple(map(int, pyspark.__version__.split(".")[:2])) <= last
+
+
+def test_frame_leads_to_places(spark: SparkSession) -> None:
+    """A frame with places has the numbers and partitions of the plain one, and is joined to rows without a shuffle."""
+    own = own_session(spark)
+    numbered = own.range(3).select(F.col("id").cast("int").alias("p")).repartitionById(3, "p")
+    rows = spark.range(12).select((F.col("id") % 3).cast("int").alias("p"), "id").repartitionById(3, "p")
+
+    frame = located.located(numbered, [[located.executor_location("7", "far")], ["near", "far"], []])
+    joined = rows.join(frame.hint("shuffle_hash"), "p").select("p", F.spark_partition_id().alias("at"), "id")
+
+    assert [(row.p, row.at) for row in joined.select("p", "at").distinct().orderBy("p").collect()] == [
+        (0, 0),
+        (1, 1),
+        (2, 2),
+    ]
+    assert joined.count() == 12
+    assert plan_of(joined).count("Exchange") == 1
+
+
+def test_executors_are_known(spark: SparkSession) -> None:
+    """In local mode there is the driver's address and no executor; one that Spark has not recorded yet is awaited."""
+    addresses = located.executor_addresses(spark)
+
+    assert re.fullmatch(r"\S+:\d+", addresses)
+    assert located.executors_at(spark, addresses) == []
+    assert located.executors_at(spark, f"{addresses} elsewhere:1") is None
+
+
+def plan_of(frame: DataFrame) -> str:
+    """Return a frame's physical plan as text."""
+    return str(session.java_frame(frame).queryExecution().executedPlan().toString())
 
 
 def test_session_is_known(spark: SparkSession) -> None:

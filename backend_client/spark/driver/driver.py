@@ -34,7 +34,7 @@ from backend_client.spark.driver.host_links import HostLinks
 from backend_client.spark.driver.initial_state import initial_rows, joined
 from backend_client.spark.driver.kept_output import KeptOutput, helps_to_repeat
 from backend_client.spark.driver.pinning import Anchors
-from backend_client.spark.driver.placement import Pin, key_places, own_session, place, place_numbers
+from backend_client.spark.driver.placement import Pin, key_places, place, slots_placer
 from backend_client.spark.driver.receipts import checked, collect_receipts, progress_of
 from backend_client.spark.driver.rescaling import Rescaling, TablePreparer
 from backend_client.spark.driver.session_settings import set_for
@@ -42,8 +42,10 @@ from backend_client.spark.driver.stateless_steps import apply_steps, check_shipp
 from backend_client.spark.failover.failover import BatchFailover, BatchMustWaitError, Failover
 from backend_client.spark.failover.restoring import Restoring
 from backend_client.spark.output.outputs import LostOutputError, Output, OutputPlan
+from backend_client.spark.own_session import no_rows
 from backend_client.spark.query import Operator, Query
 from backend_client.spark.shipping import Shipments
+from backend_client.spark.standby.standby import Standby
 from backend_client.spark.start.checks import check_start, is_done
 from backend_client.spark.start.spark_checkpoint import CheckpointLog
 from backend_client.spark.task.pandas_settings import PandasSettings
@@ -93,18 +95,15 @@ class BatchRunner:
         self._report = report
         self._infos = infos
         self._times = BatchTimes(query.spark, log.query_id, self._operators)
-        self._anchors = Anchors.of(query.spark)
+        self._anchors = Anchors.of(query.spark, query.settings.standby_replicas)
         self._anchors.acquire()
+        self._standby = Standby(session, query.settings, self._anchors.hosts)
         prepare = TablePreparer(query.spark, session, query.settings, self._pin)
         self._failover = Failover(query.settings, self._operators, session.max_parallelism, Restoring(prepare.prepare))
         self._links = HostLinks(query.spark, session, query.settings)
         self.rescaling = Rescaling(infos, session.max_parallelism, prepare)
-        beside, pin = own_session(query.spark), self._pin
-
-        def placed(slots: int) -> DataFrame:
-            return place_numbers(beside, range(slots), slots, pin)
-
-        self.output: Output = output.open(query.settings, session, shipments, placed, log.given_up())
+        place_slots = slots_placer(query.spark, self._pin)
+        self.output: Output = output.open(query.settings, session, shipments, place_slots, log.given_up())
 
     @classmethod
     def open(cls, query: Query, output: OutputPlan, log: CheckpointLog, report: Report) -> BatchRunner:
@@ -203,6 +202,7 @@ class BatchRunner:
             base=session.base,
             coordinator_id=begun.service_id,
             links=self._links.address(begun.service_id),
+            standby=self._standby.plan(self._infos),
             time=at,
         )
         work = _Work(context, offsets, failover)
@@ -238,7 +238,8 @@ class BatchRunner:
                 output.release()
         progress = progress_of(context, receipts, response, (started, computed, called, done), tries)
         waiting, lost = failover.rows_waiting, failover.rows_lost
-        return replace(progress, unpublished=unpublished, rows_waiting=waiting, rows_lost=lost)
+        progress = replace(progress, unpublished=unpublished, rows_waiting=waiting, rows_lost=lost)
+        return self._standby.heard(receipts, progress)
 
     def _first_pass(self, frame: DataFrame, work: _Work, inputs: list[DataFrame]) -> tuple[DataFrame, list[Receipt]]:
         """Run the rows through all operators; append each operator's input, before its steps, to `inputs`."""
@@ -260,8 +261,7 @@ class BatchRunner:
             if frame is None and operator.name not in closing.due:
                 continue
             if frame is None:
-                spark = earlier.sparkSession
-                frame = spark.createDataFrame(spark.sparkContext.emptyRDD(), earlier.schema)
+                frame = no_rows(earlier)
             frame, accepted = self._computed(operator, info, frame, work, closing)
             work.failover.took_again(info, accepted)
             receipts += accepted
@@ -279,8 +279,8 @@ class BatchRunner:
         """Run an operator and keep its output; return the output and its receipts."""
         earlier = {} if closing is None else closing.earlier[operator.name]
         with set_for(frame.sparkSession, operator):
-            rows = apply_steps(operator.steps, frame, work.offsets)
-            output = KeptOutput(self._run_operator(operator, info, rows, work, earlier))
+            rows = self._run_operator(operator, info, apply_steps(operator.steps, frame, work.offsets), work, earlier)
+            output = KeptOutput(rows, self._standby.output_replicas)
             work.kept.append(output)
             accepted = collect_receipts(output.frame, info)
             return checked(output.frame, accepted), accepted
@@ -300,9 +300,8 @@ class BatchRunner:
         work: _Work,
         earlier: Mapping[int, Sequence[ChangeSetRef]],
     ) -> DataFrame:
-        context = work.context
+        context, latest = work.context, self._session.latest
         max_parallelism = self._session.max_parallelism
-        latest = self._session.latest
         stored = {known.name: known.states for known in latest.operators} if latest else {}
         is_new = operator.name not in stored and not context.is_second_pass
         initial = operator.initial if is_new else None

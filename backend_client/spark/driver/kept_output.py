@@ -13,6 +13,7 @@ import time
 from collections.abc import Iterator
 from typing import Any
 
+from pyspark import StorageLevel
 from pyspark.errors import PySparkException
 from pyspark.sql import DataFrame
 
@@ -23,6 +24,8 @@ from storage.errors import LostChangesError, UnavailableError
 LOST_BLOCK = "CHECKPOINT_RDD_BLOCK_ID_NOT_FOUND"
 """Spark's error class for a lost block of a local checkpoint."""
 
+_LEVELS = {1: None, 2: StorageLevel.MEMORY_AND_DISK_2}
+"""None is Spark's own choice. A replica is sent as bytes, so with two the rows are kept as bytes, too."""
 _RECORD_TIMEOUT_S = 10.0
 """Spark drops events of an overloaded application, and records nothing of a job that fails before its start."""
 _RECORD_PAUSE_S = 0.005
@@ -31,10 +34,16 @@ logger = logging.getLogger("backend_client")
 
 
 class KeptOutput:
-    """Keeps a frame's rows; the first action on `frame` computes them."""
+    """
+    Keeps a frame's rows; the first action on `frame` computes them.
 
-    def __init__(self, frame: DataFrame) -> None:
-        self.frame = frame.localCheckpoint(eager=False)
+    Args:
+        frame: The frame.
+        replicas: How many executors have each block, as far as there are as many.
+    """
+
+    def __init__(self, frame: DataFrame, replicas: int = 1) -> None:
+        self.frame = frame.localCheckpoint(eager=False, storageLevel=_LEVELS[replicas])
         self._blocks: Any = local_checkpoint(self.frame)
         self._first_job = jobs_so_far(self._blocks)
 

@@ -16,6 +16,9 @@ from pyspark import StorageLevel
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F
 
+from backend_client.spark.own_session import own_session
+from backend_client.spark.standby.standby_hosts import StandbyHosts
+
 logger = logging.getLogger("backend_client")
 
 REDUCE_LOCALITY = "spark.shuffle.reduceLocality.enabled"
@@ -24,27 +27,36 @@ PARTITION_COLUMN = "__dstl_partition"
 """The column of a row's partition number, in anchors and in rows that are joined to them."""
 
 _MEMORY_OR_DISK = StorageLevel(useDisk=True, useMemory=True, useOffHeap=False, deserialized=True)
-_anchors: WeakKeyDictionary[SparkSession, Anchors] = WeakKeyDictionary()
+_anchors: WeakKeyDictionary[SparkSession, dict[int, Anchors]] = WeakKeyDictionary()
 
 
 class Anchors:
-    """A session's anchors, one per partition count: equal partition numbers of equal counts share an executor."""
+    """
+    A session's anchors, one per partition count: equal partition numbers of equal counts share an executor.
 
-    def __init__(self, spark: SparkSession) -> None:
+    With standbys an anchor is not cached, but names its places: `hosts` decides on them.
+    """
+
+    def __init__(self, spark: SparkSession, hosts: StandbyHosts | None = None) -> None:
         self._spark = ref(spark)  # else the sessions of a long-lived driver would stay for ever
         self._obstacle = _obstacle(spark)
         self._frames: dict[int, DataFrame] = {}
         self._lock = threading.Lock()
         self._queries = 0
+        self.hosts = hosts if self._obstacle is None else None
+        if hosts is not None and self.hosts is None:
+            logger.warning("standby_replicas has no effect where partitions are not pinned to executors")
         if self._obstacle:
             logger.warning("partitions are not pinned to executors: %s", self._obstacle)
 
     @classmethod
-    def of(cls, spark: SparkSession) -> Anchors:
-        """Return a session's anchors."""
-        anchors = _anchors.get(spark)
+    def of(cls, spark: SparkSession, standby_replicas: int = 0) -> Anchors:
+        """Return a session's anchors for queries with so many copies of their tables."""
+        of_session = _anchors.setdefault(spark, {})
+        anchors = of_session.get(standby_replicas)
         if anchors is None:
-            anchors = _anchors[spark] = cls(spark)
+            hosts = StandbyHosts(own_session(spark), PARTITION_COLUMN) if standby_replicas else None
+            anchors = of_session[standby_replicas] = cls(spark, hosts)
         return anchors
 
     @property
@@ -69,6 +81,8 @@ class Anchors:
 
     def pin(self, rows: DataFrame, parallelism: int) -> DataFrame:
         """Make the executor with a partition's anchor the preferred one; rows are partitioned by `PARTITION_COLUMN`."""
+        if self.hosts is not None:
+            return rows.join(self.hosts.anchor(parallelism).hint("shuffle_hash"), PARTITION_COLUMN)
         with self._lock:
             anchor = self._frames.get(parallelism)
             if anchor is None or not anchor.storageLevel.useMemory:  # a user's clearCache() drops them

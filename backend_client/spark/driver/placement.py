@@ -11,6 +11,7 @@ from pyspark.sql.types import DoubleType, FloatType, StructField
 from backend_client.key_groups import order_expression, partition_expression
 from backend_client.spark.columns import quoted
 from backend_client.spark.driver.pinning import PARTITION_COLUMN
+from backend_client.spark.own_session import own_session
 from backend_client.spark.query import Operator
 
 Pin = Callable[[DataFrame, int], DataFrame]
@@ -27,13 +28,6 @@ def key_places(operator: Operator) -> tuple[int | None, ...]:
     return tuple(None if _has_normal_form(schema[name]) else schema.names.index(name) for name in operator.key_columns)
 
 
-def own_session(spark: SparkSession) -> SparkSession:
-    """Return a session for small jobs beside the batches; the settings of the user's session stay."""
-    own = spark.newSession()
-    own.conf.set("spark.sql.adaptive.enabled", "false")
-    return own
-
-
 def place_numbers(spark: SparkSession, numbers: Sequence[int], parallelism: int, pin: Pin | None) -> DataFrame:
     """Return a frame of numbers below `parallelism`, each in the partition of this number."""
     first, last = min(numbers), max(numbers)
@@ -43,6 +37,12 @@ def place_numbers(spark: SparkSession, numbers: Sequence[int], parallelism: int,
     frame = frame.select(F.col("id").cast("int").alias(PARTITION_COLUMN))
     placed = frame.repartitionById(parallelism, PARTITION_COLUMN)
     return placed if pin is None else pin(placed, parallelism)
+
+
+def slots_placer(spark: SparkSession, pin: Pin | None) -> Callable[[int], DataFrame]:
+    """Return a function of a number of slots that returns a frame of their numbers, each in a partition of its own."""
+    own = own_session(spark)
+    return lambda slots: place_numbers(own, range(slots), slots, pin)
 
 
 def place(

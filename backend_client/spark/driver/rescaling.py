@@ -21,7 +21,8 @@ from pyspark.sql import SparkSession
 from backend_client.service.job_session import JobSession
 from backend_client.service.partition_table import PREPARED, TablePreparation
 from backend_client.settings import BackendSettings
-from backend_client.spark.driver.placement import Pin, own_session, place_numbers
+from backend_client.spark.driver.placement import Pin, place_numbers
+from backend_client.spark.own_session import own_session
 from dstl_service.wire import OperatorInfo
 from storage.errors import InvalidInputError
 from storage.key_groups import check_parallelism

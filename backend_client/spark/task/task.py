@@ -40,6 +40,7 @@ from backend_client.spark.task.pandas_settings import PandasSettings
 from backend_client.spark.task.row_calls import RowCalls, Timing
 from backend_client.spark.task.rows import GroupedRows, RowsToArrow
 from backend_client.spark.task.worker import rare_garbage_collection, spare_garbage_collection
+from backend_client.standby.tending import tended
 from backend_client.state.codec import KeyCodec
 from backend_client.state.keyed_state import CountedReads, KeyedState
 from backend_client.state.state_deletion import deletions, hide
@@ -134,13 +135,14 @@ class OperatorTask:
         target = self._target(self.operator, partition, attempt)
         writer, key_groups = LogWriter(client, target, first_sqn=len(earlier or ())), target.key_groups
         patience_s = None if patience is None else patience.seconds
+        standby = tended(settings, batch.standby, batch.job_uid, batch.epoch, base)
         table, advance = open_partition(settings, batch.job_uid, self.operator, key_groups, base, patience_s)
         try:
             if advance.materialize and base is not None:
                 hand_over_snapshot(table, client, job, self.operator, key_groups, base)
             if earlier is not None:
                 table.overlay(read_change_sets(client, job, batch.epoch, earlier, batch.links))
-            yield Partition(partition, attempt, key_groups, table, writer, advance.materialized)
+            yield Partition(partition, attempt, key_groups, table, writer, advance.materialized, standby)
         except Exception as error:
             if is_useless(error):
                 table.discard()
@@ -259,6 +261,7 @@ class OperatorTask:
             state_reads=sum(work.state_reads() for work in works),
             table_bytes=part.table.size_bytes(),
             next_due_ms=own.next_due_ms(),
+            standby=part.standby,
         )
 
     def _columnar_work(
@@ -334,6 +337,7 @@ class Partition(NamedTuple):
     table: StateTable
     writer: LogWriter
     materialized: dict[str, Any] | None
+    standby: dict[str, Any] | None
 
 
 class Work(NamedTuple):

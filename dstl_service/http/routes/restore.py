@@ -53,6 +53,7 @@ class _RestoreParameters(BaseModel):
     have: _RefText | None = None
     output: bool = False
     only: Annotated[int, IN_DIGITS, Field(ge=0, le=NUMBER_MAX)] | None = None
+    copy_: Annotated[bool, Field(alias="copy")] = False
 
 
 @router.get("/restore", response_class=StreamingResponse, responses={200: {"content": {_MEDIA_TYPE: {}}}})
@@ -74,6 +75,7 @@ async def restore(job: JobName, declared: Annotated[_RestoreParameters, Query()]
 
     With `output` true, `operator` is a sink, or holds rows that another operator has set aside: the segments are those
     rows, without materializations; with `only`, those of this checkpoint alone.
+    With `copy` true, the table is a standby's copy: it is asked for no snapshot, and its bytes are counted apart.
 
     Instead of the rest there may be one ``error``, or one ``gone``: the changes after `have` were deleted with subsumed
     checkpoints, so the table must be emptied and restored as a whole.
@@ -110,12 +112,14 @@ async def answer_restore(parts: Parts, request: RestoreRequest) -> Response:
         request.key_groups,
         request.from_checkpoint,
         request.to_checkpoint,
-        is_output=request.is_output,
+        is_for_task=request.is_for_task,
         only=request.only,
     )
-    running = parts.metrics.restores.restores_running.labels(job)
-    payloads = parts.restores.payloads(plan, is_output=request.is_output)
-    frames = _frames(parts, plan, offer, payloads, parts.metrics.restores.restored_bytes.labels(job).inc)
+    metrics = parts.metrics.restores
+    running = metrics.restores_running.labels(job)
+    payloads = parts.restores.payloads(plan, is_for_task=request.is_for_task)
+    sent = metrics.copied_bytes if request.is_copy else metrics.restored_bytes
+    frames = _frames(parts, plan, offer, payloads, sent.labels(job).inc)
     if plan.size_bytes > _AT_ONCE_BYTES_MAX:
         return _Stream(parts.restores.in_turn(job, frames), running)
     with running.track_inprogress():

@@ -1,0 +1,91 @@
+"""
+Frames whose tasks prefer given executors or hosts: Spark's SQL has none, its RDDs do.
+
+The rules of `session` hold here, too: nothing else uses these interfaces, and each failure says what is missing.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from pyspark.sql import DataFrame, SparkSession
+
+from backend_client.spark.private.session import java_frame, java_session, jvm_of, needed
+
+_INSTEAD = "set standby_replicas to 0"
+_DRIVER = "driver"
+
+
+def executor_addresses(spark: SparkSession) -> str:
+    """Return the addresses of the executors that are alive now, and of the driver, in one text."""
+    with needed("SparkContext.getExecutorMemoryStatus", _INSTEAD):
+        return str(java_session(spark).sparkContext().getExecutorMemoryStatus().keySet().mkString(" "))
+
+
+def executors_at(spark: SparkSession, addresses: str) -> list[tuple[str, str]] | None:
+    """
+    Return id and host of each executor with one of these addresses; None if Spark has not recorded them all yet.
+
+    Args:
+        spark: The application.
+        addresses: The result of `executor_addresses`.
+    """
+    with needed("AppStatusStore.executorList", _INSTEAD):
+        found = java_session(spark).sparkContext().statusStore().executorList(True)
+        pairs = {str(one.hostPort()): str(one.id()) for one in map(found.apply, range(found.size()))}
+    wanted = addresses.split()
+    if not pairs.keys() >= set(wanted):
+        return None
+    named = ((pairs[address], address.rpartition(":")[0]) for address in wanted)
+    return sorted((pair for pair in named if pair[0] != _DRIVER), key=lambda pair: (pair[1], len(pair[0]), pair[0]))
+
+
+def executor_location(executor: str | None, host: str) -> str:
+    """Return the location that means one executor, or any executor of the host."""
+    # Spark takes what is behind the first underscore for the executor.
+    return host if executor is None or "_" in host else f"executor_{host}_{executor}"
+
+
+def located(numbered: DataFrame, locations: Sequence[Sequence[str]]) -> DataFrame:
+    """
+    Return a frame equal to `numbered`, in equal partitions, whose tasks prefer the given locations.
+
+    Args:
+        numbered: One column of integers, with the number i alone in partition i; made without adaptive execution.
+        locations: Those of each partition, see `executor_location`.
+    """
+    with needed("LogicalRDD.fromDataset", _INSTEAD):
+        spark = numbered.sparkSession
+        jvm: Any = jvm_of(spark)
+        places = [
+            jvm.scala.Tuple2(jvm.org.apache.spark.sql.RowFactory.create(_array(spark, number)), _seq(jvm, places))
+            for number, places in enumerate(locations)
+        ]
+        session = java_session(spark)
+        rdd = session.sparkContext().makeRDD(_seq(jvm, places), jvm.scala.reflect.ClassTag.Any())
+        rows = session.createDataFrame(rdd.toJavaRDD(), java_frame(numbered).schema()).queryExecution().toRdd()
+        relation = getattr(getattr(jvm.org.apache.spark.sql.execution, "LogicalRDD$"), "MODULE$")
+        plan = relation.fromDataset(rows, java_frame(numbered), False, *_further_default(relation))
+        return DataFrame(jvm.org.apache.spark.sql.classic.Dataset.ofRows(session, plan), spark)
+
+
+def _further_default(relation: Any) -> list[Any]:
+    """Return the default of the method's fourth parameter, which it has from Spark 4.3 on."""
+    name = "fromDataset$default$4"
+    has_one = any(str(method.getName()) == name for method in relation.getClass().getMethods())
+    return [getattr(relation, name)()] if has_one else []
+
+
+def _array(spark: Any, number: int) -> Any:
+    gateway = spark.sparkContext._gateway
+    array = gateway.new_array(gateway.jvm.Object, 1)
+    array[0] = number
+    return array
+
+
+def _seq(jvm: Any, items: Sequence[Any]) -> Any:
+    found = jvm.java.util.ArrayList()
+    for item in items:
+        found.add(item)
+    return jvm.org.apache.spark.api.python.PythonUtils.toSeq(found)

@@ -1,0 +1,257 @@
+"""
+The follower: a process per host and job that keeps copies of other hosts' tables near the newest checkpoint.
+
+A copy is the same folder, in the same form, that a task of its partition opens on this host; so a partition that
+loses its host goes on here and lacks a few checkpoints. A copy is advanced as any table is, through the sidecar, to
+completed checkpoints only (I1). It is open for moments: a task that wants it gets it at the end of the step, or at once
+if the copy is only being made (`backend_client.table.slots`).
+
+The process has a low priority, rests four fifths of the time, and holds one table open at a time, which bounds its
+memory. It ends when no order came for as long as an idle sidecar lives, or when the sidecar is gone.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import shutil
+import sys
+import time
+from collections.abc import Callable
+from contextlib import suppress
+from pathlib import Path
+
+from backend_client.service.job_session import connect_as
+from backend_client.service.restore import advance_to_base
+from backend_client.standby.copy_client import CopyClient, NoRoomError, WantedError
+from backend_client.standby.orders import LOCK, ORDER, STATUS, Order, StandbyStatus, TableName, read_order, write
+from backend_client.standby.upkeep import (
+    SILENCE_S_MAX,
+    Copy,
+    Disk,
+    has_room,
+    in_turn,
+    is_behind,
+    rest_s,
+    status_of,
+    to_give_up,
+)
+from backend_client.table.local_disk import LocalDiskError, is_useless
+from backend_client.table.opening import open_copy
+from backend_client.table.state_table import StateTable
+from dstl_service.wire import CheckpointRef
+from storage.errors import InvalidInputError, UnavailableError
+
+logger = logging.getLogger("backend_client")
+
+_NICENESS = 10
+_PATIENCE_S = 5.0
+_LOOK_S = 0.1
+_IDLE_S = 600
+"""Stands for the idle time of a sidecar that never exits."""
+
+
+def run(folder: Path) -> int:
+    """Follow the orders in a folder until the job has ended; return the process's exit code."""
+    logging.basicConfig(level=logging.INFO, stream=sys.stderr, format="%(asctime)s %(levelname)s %(message)s")
+    os.nice(_NICENESS)
+    order = read_order(folder)
+    if order is None:
+        logger.error("there is no order in %s", folder)
+        return 1
+    client = connect_as(CopyClient, order.settings, _PATIENCE_S, may_start=False)
+    try:
+        Follower(folder, client).run(order)
+    finally:
+        client.close()
+        for name in (STATUS, LOCK):  # tasks start another one, with the order of their batch
+            with suppress(OSError):
+                (folder / name).unlink()
+    return 0
+
+
+class Follower:
+    """
+    The copies of one job on one host.
+
+    Args:
+        folder: Where the orders are.
+        client: The client of this host's sidecar.
+        clock_s: Tells seconds, and never goes back.
+        pause: Waits for some seconds.
+    """
+
+    def __init__(
+        self,
+        folder: Path,
+        client: CopyClient,
+        clock_s: Callable[[], float] = time.monotonic,
+        pause: Callable[[float], None] = time.sleep,
+    ) -> None:
+        self._folder = folder
+        self._client = client
+        self._clock_s = clock_s
+        self._pause = pause
+        self._copies: dict[TableName, Copy] = {}
+        self._without_room: set[TableName] = set()
+        self._said: dict[TableName, str] = {}
+        self._told: StandbyStatus | None = None
+        self._silent_since_s: float | None = None
+        self._stepping_s = 0.0
+
+    @property
+    def copies(self) -> dict[TableName, Copy]:
+        """The complete copies."""
+        return dict(self._copies)
+
+    def run(self, order: Order) -> None:
+        """Follow this order and the ones after it; return when the job has ended or the sidecar is gone."""
+        ordered_s = self._clock_s()
+        while True:
+            self.round(order)
+            if self._silent_since_s is not None and self._clock_s() - self._silent_since_s > SILENCE_S_MAX:
+                logger.info("the sidecar is gone")
+                return
+            newest = self._next(order, self._clock_s() + rest_s(self._stepping_s), ordered_s)
+            if newest is None:
+                logger.info("no order came for long, or its file is gone: the job has ended")
+                return
+            if newest.age != order.age:
+                ordered_s = self._clock_s()
+            order = newest
+
+    def round(self, order: Order) -> None:
+        """Bring all copies of an order forward, and make at most one that is missing."""
+        self._copies = {name: copy for name, copy in self._copies.items() if name in order.tables}
+        self._give_up_too_many(order)
+        self._stepping_s, is_silent = 0.0, False
+        wanted = [name for name in order.tables if name not in self._without_room]
+        for name in in_turn(wanted, self._copies):
+            is_new = name not in self._copies
+            try:
+                self._bring_forward(order, name)
+            except NoRoomError as error:
+                self._without_room.add(name)
+                self._say(name, f"has no copy here: {error}")
+            except Exception as error:  # noqa: BLE001 - rocksdict raises nothing more specific
+                self._copies.pop(name, None)
+                self._say(name, f"is not copied now: {type(error).__name__}: {error}")
+                is_silent = isinstance(error, UnavailableError) and not isinstance(error, LocalDiskError)
+                if is_silent:
+                    break
+            if is_new and name in self._copies:
+                break
+        if not is_silent:
+            self._silent_since_s = None
+        elif self._silent_since_s is None:
+            self._silent_since_s = self._clock_s()
+        self._tell(order)
+
+    def _bring_forward(self, order: Order, name: TableName) -> None:
+        copy = self._copies.get(name)
+        if copy is not None and copy.checkpoint_id >= order.base.id:
+            return
+        opened = open_copy(_table_folder(order, name))
+        if opened is None:
+            return  # a task has it, and advances it
+        table, is_wanted = opened
+        began_s = self._clock_s()
+        try:
+            version = _version(table)
+            if version is not None and not is_behind(version, order.base):
+                self._copies[name] = Copy(version.id, table.size_bytes())
+                return
+            self._client.before_part = lambda: _give_way(is_wanted)
+            self._client.before_copy = lambda size_bytes: self._check_room(order, size_bytes)
+            advance_to_base(table, self._client, order.settings.job, name.operator, name.key_groups, order.base)
+            self._copies[name] = Copy(order.base.id, table.size_bytes())
+        except WantedError:
+            self._copies.pop(name, None)
+        except Exception as error:
+            if is_useless(error):
+                table.discard()
+            raise
+        finally:
+            table.close()
+            if copy is not None:
+                self._stepping_s += self._clock_s() - began_s
+
+    def _check_room(self, order: Order, size_bytes: int) -> None:
+        limit = order.settings.standby_bytes_max
+        if not has_room(size_bytes, self._copies.values(), _disk(self._folder), limit):
+            raise NoRoomError(
+                f"{size_bytes} bytes would exceed standby_bytes_max or leave less than a tenth of the disk of "
+                f"{self._folder} free"
+            )
+
+    def _give_up_too_many(self, order: Order) -> None:
+        name = to_give_up(self._copies, _disk(self._folder), order.settings.standby_bytes_max)
+        if name is None:
+            return
+        self._say(name, "has no copy any more: too little room")
+        del self._copies[name]
+        self._without_room.add(name)
+        opened = open_copy(_table_folder(order, name))
+        if opened is not None:
+            _emptied(opened[0])
+
+    def _say(self, name: TableName, what: str) -> None:
+        """Log a trouble with a table, once as long as it stays the same."""
+        if self._said.get(name) != what:
+            self._said[name] = what
+            logger.warning("%s, %s %s", name.operator, name.key_groups.to_text(), what)
+
+    def _tell(self, order: Order) -> None:
+        status = status_of(order.tables, self._copies, self._client.read_bytes)
+        if status != self._told:
+            with suppress(OSError):
+                write(self._folder, STATUS, status)
+                self._told = status
+
+    def _next(self, order: Order, until_s: float, ordered_s: float) -> Order | None:
+        """Return the order for the next round, which begins at `until_s` and when there is something to do."""
+        while True:
+            self._pause(_LOOK_S)
+            now_s = self._clock_s()
+            if not (self._folder / ORDER).exists() or now_s - ordered_s > _idle_s(order):
+                return None
+            if now_s < until_s:
+                continue
+            newest = read_order(self._folder) or order
+            if newest.job_uid != order.job_uid:
+                raise InvalidInputError(f"{self._folder} has an order of job {newest.job_uid}, not {order.job_uid}")
+            if newest.age != order.age or self._is_unfinished(newest):
+                return newest
+
+    def _is_unfinished(self, order: Order) -> bool:
+        wanted = (name for name in order.tables if name not in self._without_room)
+        copies = (self._copies.get(name) for name in wanted)
+        return any(copy is None or copy.checkpoint_id < order.base.id for copy in copies)
+
+
+def _table_folder(order: Order, name: TableName) -> str:
+    return order.settings.private_folder("tables", order.job_uid, name.operator, name.key_groups.to_text())
+
+
+def _version(table: StateTable) -> CheckpointRef | None:
+    text = table.version
+    return None if text is None else CheckpointRef.parse(text)
+
+
+def _idle_s(order: Order) -> float:
+    return order.settings.sidecar_idle_exit_s or _IDLE_S
+
+
+def _disk(folder: Path) -> Disk:
+    usage = shutil.disk_usage(folder)
+    return Disk(usage.total, usage.free)
+
+
+def _emptied(table: StateTable) -> None:
+    table.discard()
+    table.close()
+
+
+def _give_way(is_wanted: Callable[[], bool]) -> None:
+    if is_wanted():
+        raise WantedError

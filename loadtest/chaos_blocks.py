@@ -132,10 +132,10 @@ class _KillingRunner(BatchRunner):
 
     killer: Killer
 
-    def _run_operator(self, operator: Any, info: Any, frame: DataFrame, context: Any, earlier: Any) -> DataFrame:
+    def _run_operator(self, operator: Any, info: Any, frame: DataFrame, work: Any, earlier: Any) -> DataFrame:
         if operator.name == "second":
-            self.killer.at(_OPERATORS, context.checkpoint_id)
-        return super()._run_operator(operator, info, frame, context, earlier)
+            self.killer.at(_OPERATORS, work.context.checkpoint_id)
+        return super()._run_operator(operator, info, frame, work, earlier)
 
 
 def run(kills: int, seed: int, folder: Path) -> Outcome:

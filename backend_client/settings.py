@@ -38,10 +38,10 @@ class BackendSettings:
     storage: str
     """Where state is kept: `file:///path` (a disk that all hosts see) or `s3://bucket/prefix`."""
     job: str
-    """Names the state; a restart with the same name goes on with it."""
+    """Names the state; a restart with the same name continues with it."""
     service: str | None = None
     """Address of the sidecar on every host: `unix:///path`, `http://host:port` or `https://host:port`; else that in the
-    host's own environment (`DSTL_SERVICE`); else one starts itself."""
+    host's own environment (`DSTL_SERVICE`); else one is started."""
     token_file: str | None = None
     """File with the token of a service that asks for one, on every host; the first line counts. Else what the host's
     own environment says (`DSTL_TOKEN_FILE`, `DSTL_TOKEN`)."""
@@ -52,8 +52,8 @@ class BackendSettings:
     """Certificate in PEM, with its key in the same file, that is shown to an `https` service in place of a token, on
     every host; else that in the host's own environment (`DSTL_CLIENT_CERTIFICATE_FILE`)."""
     local_dir: str = ""
-    """Folder on every host for tables, and for the socket and log of a sidecar that starts itself; else that in the
-    host's own environment (`DSTL_LOCAL_DIR`); else `dstl-UID` in the temporary folder. Neither it nor a folder above it
+    """Folder on every host for tables, and for the socket and log of an auto-started sidecar; else that in the host's
+    own environment (`DSTL_LOCAL_DIR`); else `dstl-UID` in the temporary folder. Neither it nor a folder above it
     may be another user's or writable by others."""
     trusted_uids: str = ""
     """Users, by number or name and separated by commas, who may own folders above `local_dir` and run the sidecar,
@@ -65,11 +65,11 @@ class BackendSettings:
     """After this time without being opened, tables in `local_dir` are removed, whatever job they are of; at least as
     long as jobs of the host pause between batches, or they restore their tables."""
     standby_replicas: int = 0
-    """1: each table has a copy on a second host, a few checkpoints behind at most, where its partition goes on if its
+    """1: each table has a copy on a second host, normally within a few checkpoints, where its partition runs if its
     executor or host is lost; a batch's output is then kept twice, too. 0: the table is restored from the storage."""
     standby_bytes_max: int = 0
-    """Bytes of a job's copies on one host; tables beyond it have no copy. 0: as many as leave a tenth of the disk of
-    `local_dir` free."""
+    """Limit of a job's copies on one host, in bytes; tables beyond it have no copy. 0: as many as leave a tenth of the
+    disk of `local_dir` free."""
     parallelism: int | None = None
     """Partitions of an operator that names none; by default Spark's default parallelism."""
     max_parallelism: int | None = None
@@ -82,16 +82,17 @@ class BackendSettings:
     """Seconds after which a batch runs although no rows came, so that timers fire; by default they wait for rows.
     Cannot be switched on or off for a query that has a checkpoint."""
     failover: str = "exact"
-    """What becomes of rows whose table is being restored: "exact" (the batch waits), "deferred" (they wait in the log,
+    """What happens to rows whose table is being restored: "exact" (the batch waits), "deferred" (they wait in the log,
     the batch does not), "bounded-loss" (they are set aside, counted, and run only on request)."""
     failover_patience_s: float = 1.0
-    """How long a task waits for its table in the latter two; in "exact", one that has neither rows nor timers due."""
+    """How long a task waits for its table in "deferred" and "bounded-loss"; in "exact", only a task that has neither
+    rows nor anything due."""
     max_stall_s: float = 60.0
-    """A batch waits for a partition whose rows have been set aside for this long."""
+    """Once a partition's rows have been set aside for this long, the next batch waits for all tables."""
     max_deferred_bytes: int = 1 << 30
-    """A batch waits for all partitions while deferred rows would take more than this in the log."""
+    """A batch waits for all tables if deferred rows of all operators together would exceed this in the log."""
     max_lost_fraction: float = 0.005
-    """With "bounded-loss": the largest share of an operator's rows within a minute that is set aside."""
+    """With "bounded-loss": the largest share of an operator's rows within a minute that may be lost."""
     lost_rows: str = "keep"
     """What a start does with rows that are lost so far: "keep" (they stay listed), "replay" (the first batch runs them,
     as of their arrival), "forget" (they are deleted)."""
@@ -100,14 +101,14 @@ class BackendSettings:
     checkpoint_timeout_s: float = 600.0
     """How long a checkpoint may wait for the storage."""
     links: bool = True
-    """On a cluster, sidecars that started themselves connect to the driver's, which listens on `spark.driver.host`, so
+    """On a cluster, auto-started sidecars connect to the driver's, which listens on `spark.driver.host`, so
     that all tasks of a host share objects. Off: each task outside the driver's host stores its own."""
     link_port: int = 0
-    """Port of the driver's host on which its sidecar listens for them; 0: any free one."""
+    """Port of the driver's host on which its sidecar listens for them; 0: an ephemeral one."""
     sidecar_idle_exit_s: int = 600
-    """A sidecar that started itself stops after this time without a request."""
+    """An auto-started sidecar stops after this time without a request."""
     sidecar_config_file: str | None = None
-    """Settings file of a sidecar that starts itself, on every host; else that in the host's own environment
+    """Settings file of auto-started sidecars, on every host; else that in the host's own environment
     (`DSTL_CONFIG`)."""
 
     def __post_init__(self) -> None:
@@ -164,7 +165,7 @@ class BackendSettings:
 
     @property
     def host_service(self) -> str | None:
-        """Address of the sidecar on the calling process's host, or None: it starts by itself."""
+        """Address of the sidecar on the calling process's host, or None: it is started when needed."""
         address = self.service or os.environ.get("DSTL_SERVICE") or None
         if address is not None:
             _check_address(address)

@@ -16,7 +16,7 @@ from typing import TypeVar, TypeVarTuple
 from dstl_service.checkpoints.catalog import Catalog
 from dstl_service.checkpoints.checkpointer import Checkpointer
 from dstl_service.checkpoints.job_opener import JobOpener
-from dstl_service.checkpoints.wanted_parallelism import WantedParallelism
+from dstl_service.checkpoints.requested_parallelism import RequestedParallelism
 from dstl_service.collection.background_work import BackgroundWork
 from dstl_service.collection.tombstones import Deletions
 from dstl_service.compaction.compactor import Compactor
@@ -33,9 +33,9 @@ from dstl_service.links.hub import LinkHub
 from dstl_service.links.room import LinkRoom
 from dstl_service.materialization.materializer import Materializer
 from dstl_service.metrics.service import ServiceMetrics
+from dstl_service.peers.addresses import Announcement, PeerRegistry
 from dstl_service.peers.calls import PeerCalls
 from dstl_service.peers.client import PeerClient
-from dstl_service.peers.registry import Announcement, PeerRegistry
 from dstl_service.process.fair_slots import FairSlots
 from dstl_service.process.job_threads import NO_JOB, JobThreads, RunInThread
 from dstl_service.restore.download_cache import DownloadCache
@@ -68,7 +68,7 @@ class Parts:
         intake: Takes change sets in.
         persister: Makes change sets durable.
         checkpointer: Completes checkpoints.
-        wanted_parallelism: Passes requests for a parallelism to drivers.
+        requested_parallelism: Passes requests for a parallelism to drivers.
         restores: Advances tables to checkpoints.
         materializer: Stores snapshots of tables.
         background_work: Compacts and deletes after checkpoints.
@@ -89,7 +89,7 @@ class Parts:
     intake: Intake
     persister: Persister
     checkpointer: Checkpointer
-    wanted_parallelism: WantedParallelism
+    requested_parallelism: RequestedParallelism
     restores: RestoreService
     materializer: Materializer
     background_work: BackgroundWork
@@ -201,7 +201,7 @@ def compose(settings: ServiceSettings, store: ObjectStore, clock: Clock, ids: Id
     background_work = BackgroundWork(
         settings.background_work, jobs, store, compactor, deletions, clock, ids, metrics.background_work, in_thread
     )
-    wanted = WantedParallelism(in_thread, clock)
+    wanted = RequestedParallelism(in_thread, clock)
     return Parts(
         service_id=service_id,
         metrics=metrics,
@@ -214,7 +214,7 @@ def compose(settings: ServiceSettings, store: ObjectStore, clock: Clock, ids: Id
         checkpointer=Checkpointer(
             jobs, persister, materializer, background_work, wanted, clock, metrics.checkpoints, in_thread
         ),
-        wanted_parallelism=wanted,
+        requested_parallelism=wanted,
         restores=restores,
         materializer=materializer,
         background_work=background_work,

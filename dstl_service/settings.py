@@ -26,7 +26,7 @@ from dstl_service.compaction.plan import CompactionSettings
 from dstl_service.intake.change_sets import BatchSettings
 from dstl_service.intake.intake import IntakeSettings
 from dstl_service.materialization.policy import MaterializationSettings
-from dstl_service.peers.registry import origin_of, parse_allowed
+from dstl_service.peers.addresses import origin_of, parse_allowed
 from dstl_service.process.stop_time import STORED_BY
 from dstl_service.uploads.settings import UploadSettings
 from dstl_service.uploads.uploader import slots_in_all
@@ -210,11 +210,11 @@ class ServiceSettings:
     checkpoint_timeout_s: int = 600
     """Longest time of a checkpoint; all attempts of an upload together must be shorter."""
     idle_exit_s: int = 0
-    """Stop after this time without requests and background work; 0 never. An embedded sidecar so ends after its job."""
+    """Stop after this time without requests and background work; 0 never. An auto-started sidecar ends this way."""
     log_level: Literal["DEBUG", "INFO", "WARNING", "ERROR"] = "INFO"
     """Lowest level of logged records; DEBUG logs every upload."""
     log_file: Path | None = None
-    """File for log lines and standard error; by default both go to standard error. An embedded sidecar has one. The
+    """File for log lines and standard error; by default both go to standard error. An auto-started sidecar has one. The
     file is rotated when it is full, and the last three full ones are kept beside it."""
     log_file_bytes_max: int = 16 << 20
     """Size at which a log file is full."""

@@ -89,6 +89,6 @@ def main(
         run_to_end(build(spark, backend, folder / "input"), folder)
         sys.stdout.write(show(read_output(folder)) + "\n")
         spark.stop()
-        # The embedded sidecar would wait for its idle time; no other process uses it here.
-        os.kill(int(Path(backend.embedded_service.pid_path).read_text(encoding="utf-8")), signal.SIGTERM)
+        # The auto-started sidecar would wait for its idle time; no other process uses it here.
+        os.kill(int(Path(backend.auto_started_sidecar.pid_path).read_text(encoding="utf-8")), signal.SIGTERM)
     return 0

@@ -113,7 +113,7 @@ class DriverProcess:
 
 def sidecar_pid(layout: Layout) -> int | None:
     """Return the process id of the sidecar that answers for the run's storage; None if none does."""
-    client = ServiceClient(open_backend(layout.storage, layout.local_dir).embedded_service.address, patience_s=0.5)
+    client = ServiceClient(open_backend(layout.storage, layout.local_dir).auto_started_sidecar.address, patience_s=0.5)
     try:
         return int(client.get("/health")["pid"])
     except DstlError:

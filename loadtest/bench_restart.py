@@ -81,7 +81,7 @@ def _start(side: str, folder: Path, keys: int, batches: int) -> float:
 def _stop_sidecar(folder: Path) -> None:
     """Stop the sidecar, so that each driver starts its own, as on a host that was lost."""
     with suppress(OSError, ValueError):
-        os.kill(int(Path(backend_in(folder).embedded_service.pid_path).read_text(encoding="utf-8")), signal.SIGTERM)
+        os.kill(int(Path(backend_in(folder).auto_started_sidecar.pid_path).read_text(encoding="utf-8")), signal.SIGTERM)
 
 
 if __name__ == "__main__":

@@ -165,7 +165,7 @@ def run(kills: int, seed: int, folder: Path) -> Outcome:
         killer.outcome.repeated = sum(batch.tries > 1 for batch in progress)
     finally:
         spark.stop()
-        os.kill(int(Path(backend.embedded_service.pid_path).read_text(encoding="utf-8")), signal.SIGTERM)
+        os.kill(int(Path(backend.auto_started_sidecar.pid_path).read_text(encoding="utf-8")), signal.SIGTERM)
         shutil.rmtree(local_dir, ignore_errors=True)
     return killer.outcome
 

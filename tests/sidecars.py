@@ -1,4 +1,4 @@
-"""How tests end sidecars and followers that started themselves: by their process ids, and never another process."""
+"""How tests end sidecars and followers that were auto-started: by their process ids, and never another process."""
 
 from __future__ import annotations
 

@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
-from backend_client.failover.waiting_rows import Waiting
+from backend_client.failover.set_aside_entries import Waiting
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,7 +32,7 @@ class PartitionState:
 
     Args:
         has_waiting: Whether rows or times of earlier batches wait for it.
-        is_idle: Whether nothing is due in it in this batch, for sure.
+        is_idle: Whether it is certain that nothing is due in it in this batch.
         is_restoring: Whether its table is being restored beside the batches.
         stalled_s: For how many seconds its rows have been set aside; 0 if they are not.
     """

@@ -18,7 +18,7 @@ from typing import Any, TypeVar
 
 from backend_client.progress import BatchProgress
 from backend_client.service.client import ServiceClient
-from backend_client.service.launcher import EmbeddedService
+from backend_client.service.launcher import AutoStartedSidecar
 from backend_client.settings import BackendSettings
 from dstl_service.wire import (
     BatchFigures,
@@ -50,7 +50,7 @@ _clients: dict[BackendSettings, ServiceClient] = {}
 
 def connect(settings: BackendSettings, patience_s: float | None = None) -> ServiceClient:
     """
-    Return a client of this host's service; for an embedded service, one that may start it.
+    Return a client of this host's service; for an auto-started one, one that may start it.
 
     Args:
         settings: The job's settings.
@@ -70,7 +70,7 @@ def connect_as(
         kind: The client's class.
         settings: The job's settings.
         patience_s: How long the client repeats a request, by default as in the settings.
-        may_start: Whether it starts an embedded service that does not run.
+        may_start: Whether it starts the host's sidecar if none runs.
     """
     patience_s = settings.patience_s if patience_s is None else patience_s
     token = partial(_token, settings)
@@ -84,7 +84,7 @@ def connect_as(
             trust=settings.host_trust,
             certificate=settings.host_certificate,
         )
-    embedded = embedded_service(settings)
+    embedded = auto_started_sidecar(settings)
     embedded = replace(embedded, answer_timeout_s=max(1.0, min(embedded.answer_timeout_s, settings.patience_s / 2)))
     ensure: Callable[[], None] | None = embedded.ensure if may_start else None
     embedded.check_folder()  # its owner could answer on the socket
@@ -105,9 +105,9 @@ def kept_client(settings: BackendSettings) -> ServiceClient:
     return client
 
 
-def embedded_service(settings: BackendSettings) -> EmbeddedService:
-    """Return this host's embedded sidecar for the settings' storage."""
-    return EmbeddedService(
+def auto_started_sidecar(settings: BackendSettings) -> AutoStartedSidecar:
+    """Return this host's auto-started sidecar for the settings' storage."""
+    return AutoStartedSidecar(
         settings.storage,
         settings.host_folder,
         settings.sidecar_idle_exit_s,

@@ -1,8 +1,8 @@
 """
-Keeps an embedded sidecar alive during a long batch without requests.
+Keeps an auto-started sidecar alive during a long batch without requests.
 
-An embedded sidecar exits when it is idle. The coordinator holds the change sets of a batch until its checkpoint exists,
-so it must not exit during a slow stage or user function.
+An auto-started sidecar exits when it is idle. The coordinator holds the change sets of a batch until its checkpoint
+exists, so it must not exit during a slow stage or user function.
 """
 
 from __future__ import annotations

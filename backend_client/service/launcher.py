@@ -1,5 +1,5 @@
 """
-Starts the embedded sidecar: one per host, user and storage, by the first process that needs it.
+Starts a host's sidecar: one per host, user and storage, by the first process that needs it.
 
 The holder of a lock file starts it; others wait until it answers. The process outlives its starter, because it has its
 own session, and exits after a time without requests. Its log and its process id are files beside its socket.
@@ -47,7 +47,7 @@ class _Found(enum.Enum):
 
 
 @dataclass(frozen=True, slots=True)
-class EmbeddedService:
+class AutoStartedSidecar:
     """
     The sidecar of one storage on this host: its files, and how to start it.
 

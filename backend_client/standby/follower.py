@@ -7,7 +7,8 @@ completed checkpoints only (I1). It is open for moments: a task that wants it ge
 if the copy is only being made (`backend_client.table.slots`).
 
 The process has a low priority, rests four fifths of the time, and holds one table open at a time, which bounds its
-memory. It ends when no order came for as long as an idle sidecar lives, or when the sidecar is gone.
+memory. It ends when no order came for as long as an idle sidecar lives, when the sidecar is gone or was started again,
+and when it does not understand an order: the next task starts it anew, with the code that is installed then.
 """
 
 from __future__ import annotations
@@ -97,6 +98,7 @@ class Follower:
         self._said: dict[TableName, str] = {}
         self._told: StandbyStatus | None = None
         self._silent_since_s: float | None = None
+        self._sidecar_pid: int | None = None
         self._stepping_s = 0.0
 
     @property
@@ -105,16 +107,21 @@ class Follower:
         return dict(self._copies)
 
     def run(self, order: Order) -> None:
-        """Follow this order and the ones after it; return when the job has ended or the sidecar is gone."""
+        """Follow this order and the ones after it; return when the job has ended, or the sidecar is gone or another."""
         ordered_s = self._clock_s()
         while True:
+            if self._has_new_sidecar():
+                logger.info(
+                    "the sidecar was started again, perhaps with other code: the next task starts another follower"
+                )
+                return
             self.round(order)
             if self._silent_since_s is not None and self._clock_s() - self._silent_since_s > SILENCE_S_MAX:
                 logger.info("the sidecar is gone")
                 return
             newest = self._next(order, self._clock_s() + rest_s(self._stepping_s), ordered_s)
             if newest is None:
-                logger.info("no order came for long, or its file is gone: the job has ended")
+                logger.info("no order came for long, its file is gone, or another version wrote it")
                 return
             if newest.age != order.age:
                 ordered_s = self._clock_s()
@@ -217,11 +224,22 @@ class Follower:
                 return None
             if now_s < until_s:
                 continue
-            newest = read_order(self._folder) or order
+            newest = read_order(self._folder)
+            if newest is None:
+                return None
             if newest.job_uid != order.job_uid:
                 raise InvalidInputError(f"{self._folder} has an order of job {newest.job_uid}, not {order.job_uid}")
             if newest.age != order.age or self._is_unfinished(newest):
                 return newest
+
+    def _has_new_sidecar(self) -> bool:
+        """Return whether another process answers than at first: it may have been stopped for an upgrade."""
+        try:
+            pid = self._client.get("/health").get("pid")
+        except UnavailableError:
+            return False  # the round counts the silence
+        self._sidecar_pid = self._sidecar_pid or pid
+        return bool(pid != self._sidecar_pid)
 
     def _is_unfinished(self, order: Order) -> bool:
         wanted = (name for name in order.tables if name not in self._without_room)

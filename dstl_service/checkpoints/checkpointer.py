@@ -17,7 +17,7 @@ from dstl_service.checkpoints.builder import (
     check_size,
     check_writers,
 )
-from dstl_service.checkpoints.wanted_parallelism import WantedParallelism
+from dstl_service.checkpoints.requested_parallelism import RequestedParallelism
 from dstl_service.collection.background_work import BackgroundWork
 from dstl_service.collection.job_maintenance import JobMaintenance
 from dstl_service.formats.manifest import Manifest
@@ -62,7 +62,7 @@ class Checkpointer:
         persister: Persister,
         materializer: Materializer,
         background_work: BackgroundWork,
-        wanted: WantedParallelism,
+        wanted: RequestedParallelism,
         clock: Clock,
         metrics: CheckpointMetrics,
         in_thread: RunInThread,

@@ -15,8 +15,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 
-from dstl_service.collection.deletion import Deleted, delete_subsumed
 from dstl_service.collection.retention import RetentionSettings, RetentionTracker
+from dstl_service.collection.subsumed_deletion import Deleted, delete_subsumed
 from dstl_service.compaction.compactor import Compactor
 from dstl_service.compaction.plan import (
     Compaction,

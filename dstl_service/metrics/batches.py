@@ -51,7 +51,12 @@ class BatchMetrics:
             ["job"],
             registry=registry,
         )
-
+        self._unpublished = Gauge(
+            "dstl_unpublished_checkpoints",
+            "Checkpoints before a job's last batch whose output its sink had not published.",
+            ["job"],
+            registry=registry,
+        )
         self._copies = {
             name: Gauge(f"dstl_standby_{name}", text, ["job"], registry=registry) for name, text in _COPIES.items()
         }
@@ -66,5 +71,6 @@ class BatchMetrics:
             self._seconds.labels(job, phase).observe(getattr(figures, f"{phase}_ms") / 1000)
         self._table_bytes.labels(job).set(figures.table_bytes)
         self._rows_waiting.labels(job).set(figures.rows_waiting)
+        self._unpublished.labels(job).set(figures.unpublished)
         for name, gauge in self._copies.items():
             gauge.labels(job).set(getattr(figures, f"standby_{name}"))

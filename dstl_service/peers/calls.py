@@ -12,8 +12,8 @@ from concurrent.futures import Executor
 from functools import partial
 from weakref import WeakValueDictionary
 
+from dstl_service.peers.addresses import PeerRegistry
 from dstl_service.peers.client import PeerClient
-from dstl_service.peers.registry import PeerRegistry
 from dstl_service.process.fair_slots import FairSlots
 from dstl_service.wire import ChangeSetRef
 from storage.errors import UnavailableError

@@ -1,4 +1,4 @@
-"""Stops an idle process: an embedded sidecar ends after its job."""
+"""Stops an idle process: an auto-started sidecar ends after its job."""
 
 from __future__ import annotations
 

@@ -127,6 +127,7 @@ class BatchFigures:
     standby_missing: Number = 0
     standby_lag: Number = 0
     standby_bytes: Number = 0
+    unpublished: Number = 0
 
 
 @dataclass(frozen=True, slots=True)

@@ -121,7 +121,7 @@ def last_batch(checkpoint: Path, folder: str = "commits") -> int:
 
 def sidecar_pid(storage: str, local_dir: Path) -> int | None:
     """Return the process id of the job's sidecar; None if none answers."""
-    client = ServiceClient(open_backend(storage, str(local_dir)).embedded_service.address, patience_s=0.5)
+    client = ServiceClient(open_backend(storage, str(local_dir)).auto_started_sidecar.address, patience_s=0.5)
     try:
         return int(client.get("/health")["pid"])
     except DstlError:

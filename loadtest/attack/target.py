@@ -62,7 +62,7 @@ class Attacked:
         limit: Shell commands to run before it starts, such as a limit of open files.
         beside: Another service, whose storage and token it shares; then it has no neighbour of its own.
         tls: Whether it has a certificate.
-        unix: Whether it listens on a Unix socket, as a sidecar that starts itself.
+        unix: Whether it listens on a Unix socket, as an auto-started sidecar.
     """
 
     def __init__(

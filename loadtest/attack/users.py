@@ -10,7 +10,7 @@ from contextlib import suppress
 from pathlib import Path
 
 from backend_client.service.client import ServiceClient
-from backend_client.service.launcher import EmbeddedService
+from backend_client.service.launcher import AutoStartedSidecar
 from dstl_service.wire import CheckpointRef
 from loadtest.attack.case import Case
 from loadtest.attack.other_user import CALL, IS_ROOT, LIST, NOBODY, as_nobody, folder_of, impostor, service_on
@@ -72,7 +72,7 @@ def _refused_folder(owner: int, mode: int) -> Callable[[Attacked], str | None]:
 
 def _is_refused(folder: Path) -> str | None:
     with tempfile.TemporaryDirectory() as storage:
-        service = EmbeddedService(f"file://{storage}/s", str(folder), 60)
+        service = AutoStartedSidecar(f"file://{storage}/s", str(folder), 60)
         try:
             service.ensure()
         except (DstlError, OSError):
@@ -82,7 +82,7 @@ def _is_refused(folder: Path) -> str | None:
     return "the sidecar started there"
 
 
-def _stop(service: EmbeddedService) -> None:
+def _stop(service: AutoStartedSidecar) -> None:
     with suppress(OSError, ValueError):
         pid = int(Path(service.pid_path).read_text(encoding="utf-8"))
         os.kill(pid, 15)
@@ -110,7 +110,7 @@ def _own_folder_is_closed(_: Attacked) -> str | None:
     before = os.umask(0)
     try:
         with folder_of(0, 0o755) as folder, tempfile.TemporaryDirectory() as storage:
-            service = EmbeddedService(f"file://{storage}/s", str(folder / "local"), 60)
+            service = AutoStartedSidecar(f"file://{storage}/s", str(folder / "local"), 60)
             service.ensure()
             try:
                 mode = (folder / "local").stat().st_mode & 0o777
@@ -137,7 +137,7 @@ def _lock_link_of_the_sidecar(_: Attacked) -> str | None:
     with folder_of(0, 0o700) as folder, tempfile.TemporaryDirectory() as storage:
         precious = folder / "precious"
         precious.write_text("precious")
-        service = EmbeddedService(f"file://{storage}/s", str(folder), 60)
+        service = AutoStartedSidecar(f"file://{storage}/s", str(folder), 60)
         Path(service.socket_path).with_suffix(".lock").symlink_to(precious)
         with suppress(DstlError, OSError):
             service.ensure()

@@ -37,7 +37,7 @@ def open_backend(folder: Path, partitions: int) -> Iterator[ChangelogStateBacken
         yield backend
     finally:
         with suppress(FileNotFoundError):  # if none was started
-            os.kill(int(Path(backend.embedded_service.pid_path).read_text(encoding="utf-8")), signal.SIGTERM)
+            os.kill(int(Path(backend.auto_started_sidecar.pid_path).read_text(encoding="utf-8")), signal.SIGTERM)
         shutil.rmtree(local, ignore_errors=True)
 
 

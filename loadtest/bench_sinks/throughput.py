@@ -151,7 +151,7 @@ def _rows(frame: DataFrame, backend: ChangelogStateBackend) -> Any:
 def _cpu_s(broker: KafkaBroker, backend: ChangelogStateBackend) -> float:
     """Return the CPU time so far of this process, its children, the broker and the sidecar."""
     own = psutil.Process()
-    sidecar = int(Path(backend.embedded_service.pid_path).read_text(encoding="utf-8"))
+    sidecar = int(Path(backend.auto_started_sidecar.pid_path).read_text(encoding="utf-8"))
     processes = {own, *own.children(recursive=True), psutil.Process(broker.pid), psutil.Process(sidecar)}
     total = 0.0
     for process in processes:

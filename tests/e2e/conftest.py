@@ -83,7 +83,7 @@ def stop(pid: int) -> None:
 
 @pytest.fixture
 def always_materialized(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Make an embedded sidecar request a snapshot whenever changes were logged."""
+    """Make an auto-started sidecar request a snapshot whenever changes were logged."""
     for name, value in (("ENABLED", "true"), ("INTERVAL_S", "1"), ("LOG_RATIO", "0"), ("LOG_FLOOR_BYTES", "1")):
         monkeypatch.setenv(f"DSTL_MATERIALIZATION_{name}", value)
 

@@ -328,7 +328,7 @@ def test_sidecar_outlives_a_long_batch(make_backend: Backends, stream: DataFrame
 
     def function(batch: DataFrame, batch_id: int) -> None:
         batch.count()
-        pid, until = int(Path(backend.embedded_service.pid_path).read_text()), time.monotonic() + 8
+        pid, until = int(Path(backend.auto_started_sidecar.pid_path).read_text()), time.monotonic() + 8
         while psutil.pid_exists(pid) and time.monotonic() < until:
             time.sleep(0.1)
         outlived.append(psutil.pid_exists(pid))
@@ -417,7 +417,7 @@ def test_deleted_state_is_noticed(make_backend: Backends, stream: DataFrame, tmp
     write_input(tmp_path / "in", FILES)
     shutil.rmtree(tmp_path / "store" / "job" / "segments")
     shutil.rmtree(Path(backend.settings.local_dir) / "tables")
-    pid = int(Path(backend.embedded_service.pid_path).read_text())
+    pid = int(Path(backend.auto_started_sidecar.pid_path).read_text())
     os.kill(pid, 9)
 
     with pytest.raises(StreamingQueryException, match=r"segments/.*\.seg"):

@@ -101,7 +101,7 @@ def test_long_log_crosses_complete_manifests(spark: SparkSession, make_backend: 
     write_input(tmp_path / "in", files)
     tables = Path(backend.settings.local_dir) / "tables"
     tables.rename(tables.with_name("lost"))
-    os.kill(int(Path(backend.embedded_service.pid_path).read_text()), signal.SIGKILL)
+    os.kill(int(Path(backend.auto_started_sidecar.pid_path).read_text()), signal.SIGKILL)
 
     run_to_end(transform(backend, read_input(spark, tmp_path / "in")).writeStream, tmp_path / "chk", collected)
 
@@ -293,7 +293,7 @@ def test_sidecar_killed_between_batches(spark: SparkSession, make_backend: Backe
         collected(batch, batch_id)
         if batch_id in to_kill:
             to_kill.remove(batch_id)
-            os.kill(int(Path(backend.embedded_service.pid_path).read_text()), signal.SIGKILL)
+            os.kill(int(Path(backend.auto_started_sidecar.pid_path).read_text()), signal.SIGKILL)
 
     run_to_end(transform(backend, read_input(spark, tmp_path / "in")).writeStream, tmp_path / "chk", function)
 

@@ -52,7 +52,7 @@ def test_job_goes_on_from_snapshots(
         run_to_end(result.writeStream, tmp_path / "chk", collected)
         assert len(materializations(backend.settings.storage)) >= 2
         shutil.rmtree(Path(backend.settings.local_dir) / "tables")
-        os.kill(int(Path(backend.embedded_service.pid_path).read_text()), signal.SIGKILL)
+        os.kill(int(Path(backend.auto_started_sidecar.pid_path).read_text()), signal.SIGKILL)
 
     assert collected.batches == expected_output(files)
     assert stored_totals(backend.settings.storage, "job") == expected_state(files)

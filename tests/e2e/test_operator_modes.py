@@ -59,7 +59,7 @@ def test_other_modes_are_refused_and_the_old_program_goes_on(
 
     run(1)
     forget_modes(backend.settings.storage)
-    os.kill(int(Path(backend.embedded_service.pid_path).read_text()), signal.SIGKILL)
+    os.kill(int(Path(backend.auto_started_sidecar.pid_path).read_text()), signal.SIGKILL)
     run(2)
     with pytest.raises(InvalidInputError, match="'Totals' was started with timeMode 'None', now it has 'EventTime'"):
         run(3, "Update", "eventTime")

@@ -57,7 +57,7 @@ def test_chain_on_s3_survives_sidecar_and_disk(
             first.withColumn("v", first["s"]).groupBy("k"), Totals(), OUTPUT, "Update", "None", name="second"
         )
         run_to_end(second.writeStream, tmp_path / "chk", collected)
-        os.kill(int(Path(backend.embedded_service.pid_path).read_text()), signal.SIGKILL)
+        os.kill(int(Path(backend.auto_started_sidecar.pid_path).read_text()), signal.SIGKILL)
         shutil.rmtree(Path(backend.settings.local_dir) / "tables")
 
     between = [[(k, s) for k, _, s in rows] for rows in expected_output(files).values()]

@@ -175,7 +175,7 @@ def test_timers_and_ends_come_back_from_snapshots(
             timers.groupBy("k"), Ending(), "k string, result string", "Update", "ProcessingTime"
         )
         run_to_end(ends.writeStream.outputMode("update"), tmp_path / f"{job}-checkpoint", collected)
-        os.kill(int(Path(backend.embedded_service.pid_path).read_text()), signal.SIGKILL)
+        os.kill(int(Path(backend.auto_started_sidecar.pid_path).read_text()), signal.SIGKILL)
         return backend.settings.storage
 
     urls: list[str] = []

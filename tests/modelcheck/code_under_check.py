@@ -18,7 +18,7 @@ from functools import lru_cache
 from typing import Any, TypeVar
 from unittest import mock
 
-from backend_client.sinks.publishing import Target
+from backend_client.sinks.slot_publishing import Target
 from backend_client.spark.output.stored_sinks import first_target
 from dstl_service.checkpoints.rewind import rewind
 from dstl_service.collection.retention import RetentionSettings

@@ -18,8 +18,8 @@ import pyarrow as pa
 from backend_client.service.client import ServiceClient
 from backend_client.service.output_log import read_output
 from backend_client.sinks.protocol import Marker, Sink, Slot, SlotPublisher
-from backend_client.sinks.publishing import LoggedRecords, Target, publish_slot
 from backend_client.sinks.records import change_sets, epoch_of, record_batches
+from backend_client.sinks.slot_publishing import LoggedRecords, Target, publish_slot
 from dstl_service.http.routes.restore import answer_restore
 from dstl_service.http.task_requests import RestoreRequest
 from dstl_service.wire import CheckpointRef, decode_frames

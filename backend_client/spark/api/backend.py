@@ -13,8 +13,8 @@ from pyspark.sql.types import StructType
 from backend_client.columnar.processor import ColumnarProcessor
 from backend_client.progress import BatchProgress
 from backend_client.progress_line import ProgressLine
-from backend_client.service.job_session import embedded_service
-from backend_client.service.launcher import EmbeddedService
+from backend_client.service.job_session import auto_started_sidecar
+from backend_client.service.launcher import AutoStartedSidecar
 from backend_client.settings import BackendSettings
 from backend_client.spark.api.install import Installation, install
 from backend_client.spark.api.operators import OperatorInput, TransformOptions, columnar_operator, row_operator
@@ -61,9 +61,9 @@ class ChangelogStateBackend:
         return list(self._reports.recent)
 
     @property
-    def embedded_service(self) -> EmbeddedService:
-        """The sidecar that starts on this host by itself; unused if the option ``service`` is set."""
-        return embedded_service(self.settings)
+    def auto_started_sidecar(self) -> AutoStartedSidecar:
+        """This host's auto-started sidecar; unused if the option ``service`` is set."""
+        return auto_started_sidecar(self.settings)
 
     def install(self, spark: SparkSession) -> Installation:
         """

@@ -144,7 +144,7 @@ def _run_job(folder: Path) -> None:
         spark.read.parquet(str(folder / "out")).collect()
     finally:
         with suppress(OSError, ValueError):  # if none was started
-            os.kill(int(Path(backend.embedded_service.pid_path).read_text(encoding="utf-8")), signal.SIGTERM)
+            os.kill(int(Path(backend.auto_started_sidecar.pid_path).read_text(encoding="utf-8")), signal.SIGTERM)
     spark.stop()
 
 

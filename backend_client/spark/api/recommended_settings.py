@@ -41,7 +41,7 @@ class RecommendedSetting:
         return f"--conf {self.name}={self.value}"
 
 
-_HANG = "a task that hangs, with its host or alone, is started elsewhere after a second; only one attempt counts"
+_HANG = "a task that hangs, with its host or alone, gets a second attempt elsewhere; only one attempt counts"
 _COPY = "with standby_replicas: a partition that lost its executor waits this long for the host with its copy"
 _READ = "a task that reads rows from a lost executor gives up after seconds; they are computed again"
 _PEER = "with standby_replicas: executors learn this soon which ones can keep the second copy of their output"

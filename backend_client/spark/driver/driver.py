@@ -32,18 +32,20 @@ from backend_client.spark.driver.batch_times import BatchTimes, late_until_ms
 from backend_client.spark.driver.closing import SecondPass, second_pass
 from backend_client.spark.driver.host_links import HostLinks
 from backend_client.spark.driver.initial_state import initial_rows, joined
-from backend_client.spark.driver.kept_output import KeptOutput, helps_to_repeat
-from backend_client.spark.driver.pinning import Anchors
+from backend_client.spark.driver.kept_output import KeptOutput
+from backend_client.spark.driver.pinning import Anchors, warn_of_failover
 from backend_client.spark.driver.placement import Pin, key_places, place, slots_placer
 from backend_client.spark.driver.receipts import checked, collect_receipts, progress_of
-from backend_client.spark.driver.rescaling import Rescaling, TablePreparer
-from backend_client.spark.driver.session_settings import set_for
+from backend_client.spark.driver.repeating import helps_to_repeat
+from backend_client.spark.driver.rescaling import Rescaling
 from backend_client.spark.driver.stateless_steps import apply_steps, check_shippable, shipped_steps
+from backend_client.spark.driver.table_preparation import TablePreparer
 from backend_client.spark.failover.failover import BatchFailover, BatchMustWaitError, Failover
 from backend_client.spark.failover.restoring import Restoring
 from backend_client.spark.output.outputs import LostOutputError, Output, OutputPlan
 from backend_client.spark.own_session import no_rows
 from backend_client.spark.query import Operator, Query
+from backend_client.spark.session_settings import set_for
 from backend_client.spark.shipping import Shipments
 from backend_client.spark.standby.standby import Standby
 from backend_client.spark.start.checks import check_start, is_done
@@ -120,6 +122,7 @@ class BatchRunner:
         shipments = Shipments(query.spark.sparkContext)
         try:
             check_shippable(query, shipments)
+            warn_of_failover(query.spark, settings.failover)
             known = JobSession.find(client, settings)
             if known is not None:  # a refused start must leave the running query alone
                 check_start(query, log, known.latest, known.max_parallelism)

@@ -1,7 +1,7 @@
 """
 The driver's part of links: has its sidecar accept those of the other hosts, if there are other hosts.
 
-A sidecar that started itself has no address. Over a link, which it opens itself, the coordinator has it store the
+An auto-started sidecar has no address. Over a link, which it opens itself, the coordinator has it store the
 change sets of all tasks of its host as one object per checkpoint.
 """
 

@@ -14,12 +14,10 @@ from collections.abc import Iterator
 from typing import Any
 
 from pyspark import StorageLevel
-from pyspark.errors import PySparkException
 from pyspark.sql import DataFrame
 
 from backend_client.spark.driver.receipts import STALE_OUTPUT
 from backend_client.spark.private.session import is_record_behind, job_failures, jobs_so_far, local_checkpoint
-from storage.errors import LostChangesError, UnavailableError
 
 LOST_BLOCK = "CHECKPOINT_RDD_BLOCK_ID_NOT_FOUND"
 """Spark's error class for a lost block of a local checkpoint."""
@@ -67,15 +65,3 @@ class KeptOutput:
         """Drop the rows on the executors."""
         # Unpersisting the RDD itself would log a warning in each batch that its blocks cannot be recomputed.
         self._blocks.sparkContext().unpersistRDD(self._blocks.id(), False)
-
-
-def helps_to_repeat(error: Exception) -> bool:
-    """Say whether a failed batch may succeed when it is executed again."""
-    if isinstance(error, LostChangesError):
-        return True
-    if not isinstance(error, PySparkException) and "Py4J" not in type(error).__name__:
-        return False
-    text = str(error)
-    # A task that lost its sidecar midway finds another one when it runs again.
-    signs = (STALE_OUTPUT, LOST_BLOCK, LostChangesError.__name__, UnavailableError.__name__)
-    return any(sign in text for sign in signs)

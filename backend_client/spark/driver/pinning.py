@@ -16,6 +16,7 @@ from pyspark import StorageLevel
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F
 
+from backend_client.settings import EXACT
 from backend_client.spark.own_session import own_session
 from backend_client.spark.standby.standby_hosts import StandbyHosts
 
@@ -101,6 +102,18 @@ class Anchors:
         anchor = numbers.repartitionById(parallelism, PARTITION_COLUMN).persist(_MEMORY_OR_DISK)
         anchor.count()
         return anchor
+
+
+def warn_of_failover(spark: SparkSession, mode: str) -> None:
+    """Log that a failover mode is of little use where partitions are not pinned to executors."""
+    obstacle = _obstacle(spark)
+    if mode != EXACT and obstacle:
+        logger.warning(
+            "failover=%r: rows may wait until max_stall_s is over, since the next batch may run a partition where its "
+            "table was not restored: %s",
+            mode,
+            obstacle,
+        )
 
 
 def _obstacle(spark: SparkSession) -> str | None:

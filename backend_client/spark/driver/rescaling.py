@@ -12,17 +12,10 @@ from __future__ import annotations
 
 import logging
 import threading
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import replace
 from itertools import chain
 
-from pyspark.sql import SparkSession
-
-from backend_client.service.job_session import JobSession
-from backend_client.service.partition_table import PREPARED, TablePreparation
-from backend_client.settings import BackendSettings
-from backend_client.spark.driver.placement import Pin, place_numbers
-from backend_client.spark.own_session import own_session
 from dstl_service.wire import OperatorInfo
 from storage.errors import InvalidInputError
 from storage.key_groups import check_parallelism
@@ -30,8 +23,6 @@ from storage.key_groups import check_parallelism
 logger = logging.getLogger("backend_client")
 
 PASSES = 2
-_SHARE = 4
-"""A preparation uses at most one of this many cores, so that batches keep the others."""
 
 Prepare = Callable[[str, int], Iterable[object]]
 """Returns the steps that make the tables of an operator ready for a parallelism; each step blocks."""
@@ -142,40 +133,3 @@ class Rescaling:
                 if self._wanted.get(operator) == parallelism:  # else another request came, or the query has ended
                     del self._wanted[operator]
                     self._ready[operator] = parallelism
-
-
-@dataclass(frozen=True, slots=True)
-class TablePreparer:
-    """
-    Prepares the tables of an operator by Spark jobs.
-
-    Args:
-        spark: The query's session.
-        session: The query's ownership of its job.
-        settings: The job's settings.
-        pin: Pins partitions to executors; None to leave them unpinned.
-    """
-
-    spark: SparkSession
-    session: JobSession
-    settings: BackendSettings
-    pin: Pin | None
-
-    def __call__(self, operator: str, parallelism: int) -> Iterator[int]:
-        """Prepare all tables at the newest checkpoint; yield the number of tables after each job."""
-        return map(len, self.prepare(operator, parallelism, range(parallelism)))
-
-    def prepare(self, operator: str, parallelism: int, partitions: Sequence[int]) -> Iterator[Sequence[int]]:
-        """Prepare the tables of some partitions at the newest checkpoint; yield those of each job when it is done."""
-        own = own_session(self.spark)
-        at_once = max(1, own.sparkContext.defaultParallelism // _SHARE)
-        for first in range(0, len(partitions), at_once):
-            base = self.session.base
-            if base is None:
-                return
-            task = TablePreparation(
-                self.settings, self.session.job_uid, operator, parallelism, self.session.max_parallelism, base
-            )
-            numbers = partitions[first : first + at_once]
-            place_numbers(own, numbers, parallelism, self.pin).mapInArrow(task.__call__, PREPARED).collect()
-            yield numbers

@@ -18,7 +18,7 @@ from itertools import chain
 from backend_client.batch_time import BatchTime, TimeMode
 from backend_client.failover.losses import LossWindow
 from backend_client.failover.patience import PartitionState, Patience, TaskFailover, patience
-from backend_client.failover.waiting_rows import (
+from backend_client.failover.set_aside_entries import (
     Waiting,
     after_batch,
     companion_info,
@@ -127,7 +127,7 @@ class Failover:
         return key_group_range(partition, info.parallelism, self.max_parallelism)
 
     def is_idle(self, info: OperatorInfo, partition: int, watermark_ms: int) -> bool:
-        """Return whether for sure nothing is due in a partition up to a watermark."""
+        """Return whether it is certain that nothing is due in a partition up to a watermark."""
         operator, known = self.operators[info.name], self.known[info.name]
         if not operator.uses_time:
             return True

@@ -18,7 +18,7 @@ from pyspark.sql.types import StructType
 from backend_client.service.job_session import JobSession
 from backend_client.settings import BackendSettings
 from backend_client.sinks.protocol import Sink, Slot
-from backend_client.sinks.publishing import Target
+from backend_client.sinks.slot_publishing import Target
 from backend_client.spark.batch import BatchContext
 from backend_client.spark.output.publisher import BacklogLimits, Publisher
 from backend_client.spark.output.spark_sinks import BatchFunction, ForeachRows

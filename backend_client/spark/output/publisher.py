@@ -15,7 +15,7 @@ from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 
-from backend_client.sinks.publishing import Target
+from backend_client.sinks.slot_publishing import Target
 from storage.errors import InvalidInputError, UnavailableError
 
 logger = logging.getLogger("backend_client")

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from backend_client.sinks.publishing import Target
+from backend_client.sinks.slot_publishing import Target
 from dstl_service.wire import CLOSED_SINK, SINK, CheckpointInfo, OperatorInfo
 from storage.errors import InvalidInputError
 

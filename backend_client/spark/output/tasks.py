@@ -15,8 +15,8 @@ from backend_client.service.log_writer import LogWriter
 from backend_client.service.output_log import read_output
 from backend_client.settings import BackendSettings
 from backend_client.sinks.protocol import Sink, Slot
-from backend_client.sinks.publishing import LoggedRecords, Target, publish_slot
 from backend_client.sinks.records import change_sets, epoch_of, record_batches
+from backend_client.sinks.slot_publishing import LoggedRecords, Target, publish_slot
 from backend_client.spark.batch import BatchContext, is_reachable
 from backend_client.spark.shipping import Parcel
 from dstl_service.wire import ChangeSetRef, CheckpointRef, LogTarget

@@ -4,8 +4,8 @@ Decides which host runs a partition and which other host keeps a copy of its tab
 1. A partition stays where it is as long as its host is there. If that is lost, it goes on at the keeper of its copy.
 2. A keeper stays, too. A lost one is replaced by the host with the fewest copies of that partition's host, so that the
    partitions of a lost host go on at all others.
-3. A host that has come, or come back, first gets its share of the copies. When these are complete it takes partitions
-   over whose copies it keeps, until it has its share of them, too; their former hosts keep the copies then.
+3. A host that has come, or come back, first gets its share of the copies. When these are complete it takes
+   over partitions whose copies it holds until load is balanced; their former hosts then keep the copies.
 
 No I/O.
 """

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from backend_client.batch_time import TimeMode
-from backend_client.failover.waiting_rows import companion_of, waiting_of, without_lost
+from backend_client.failover.set_aside_entries import companion_of, waiting_of, without_lost
 from backend_client.settings import EXACT, FORGET
 from backend_client.spark.columnar_plan import ColumnarPlan
 from backend_client.spark.query import Operator, Query

@@ -21,8 +21,8 @@ from pyspark.sql.types import StringType, StructField, StructType
 
 from backend_client.batch_time import TimeMode
 from backend_client.failover.patience import Patience, TaskFailover
-from backend_client.failover.rows_in_log import log_rows, read_logged, with_rows
-from backend_client.failover.waiting_rows import Waiting, by_batch, closing_time, time_of
+from backend_client.failover.set_aside_entries import Waiting, by_batch, closing_time, time_of
+from backend_client.failover.set_aside_log import log_rows, read_logged, with_rows
 from backend_client.portions import pieces
 from backend_client.service.hand_over import hand_over_snapshot
 from backend_client.service.job_session import kept_client

@@ -76,7 +76,7 @@ async def request_parallelism(
     job: JobName, operator: _OperatorName, body: ParallelismRequest, parts: ServiceParts, acts: Acts
 ) -> dict[str, int]:
     """Have the running query change an operator's parallelism; returns all such requests since the query started."""
-    wanted = await parts.wanted_parallelism.request(await parts.jobs.stored(job), operator, body.parallelism)
+    wanted = await parts.requested_parallelism.request(await parts.jobs.stored(job), operator, body.parallelism)
     acts.record("rescale", job, operator=operator, parallelism=body.parallelism)
     return wanted
 

@@ -310,3 +310,31 @@ def test_follower_ends_without_a_sidecar(standby: Standby) -> None:
     Follower(standby.folder, client, lambda: now_s[0], pause).run(order)
 
     assert 20 < now_s[0] < 30
+
+
+def test_follower_ends_with_its_sidecar(standby: Standby) -> None:
+    """A follower whose sidecar was started again, however fast, ends: it may run the code of before an upgrade."""
+    standby.job.batch()
+    standby.order()
+    pid = standby.start()
+    wait_until(lambda: (found := read_status(standby.folder)) is not None and found.tables == PARALLELISM)
+
+    standby.job.sidecar.restart()
+    standby.job.batch()
+    standby.order()
+
+    wait_until(lambda: not is_running(pid), what="the follower's end")
+    assert not (standby.folder / LOCK).exists()
+
+
+def test_follower_ends_at_an_order_of_another_version(standby: Standby) -> None:
+    """A follower that does not understand its order ends, and leaves its place to one of the order's version."""
+    standby.job.batch()
+    standby.order()
+    pid = standby.start()
+    wait_until(lambda: (found := read_status(standby.folder)) is not None and found.tables == PARALLELISM)
+
+    (standby.folder / ORDER).write_text("{}")
+
+    wait_until(lambda: not is_running(pid), what="the follower's end")
+    assert not (standby.folder / LOCK).exists()

@@ -1,7 +1,7 @@
 """
 A bucket as configured by users: server, region and encryption in the settings file, credentials found by boto3.
 
-A failure means that an embedded sidecar, or a command on the storage, cannot reach the configured bucket.
+A failure means that an auto-started sidecar, or a command on the storage, cannot reach the configured bucket.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from pathlib import Path
 import boto3
 import pytest
 
-from backend_client.service.job_session import connect, embedded_service
+from backend_client.service.job_session import auto_started_sidecar, connect
 from backend_client.settings import BackendSettings
 from storage.errors import UnavailableError
 from tests.sidecars import end_sidecars
@@ -57,7 +57,7 @@ def folder(server: S3Server, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
 def make_checkpoint(settings: BackendSettings) -> None:
     """Start the sidecar with these settings, store one checkpoint through it, and stop it."""
     client = connect(settings)
-    sidecar = embedded_service(settings)
+    sidecar = auto_started_sidecar(settings)
     try:
         job = JobDriver(client)
         assert job.persist(job.append(b"changes"))
@@ -70,7 +70,7 @@ def make_checkpoint(settings: BackendSettings) -> None:
 def test_sidecar_that_starts_itself_finds_bucket(
     way: str, server: S3Server, folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The settings file reaches an embedded sidecar through an option of the backend or through the environment."""
+    """The settings file reaches an auto-started sidecar through an option of the backend or through the environment."""
     config = str(folder / "dstl.toml")
     if way == "environment":
         monkeypatch.setenv("DSTL_CONFIG", config)
@@ -82,7 +82,7 @@ def test_sidecar_that_starts_itself_finds_bucket(
     keys = [item["Key"] for item in client.list_objects_v2(Bucket="bucket", Prefix=f"{way}/job/")["Contents"]]
     client.close()
     assert any(key.startswith(f"{way}/job/segments/") for key in keys)
-    log = Path(embedded_service(settings).log_path).read_text(encoding="utf-8")
+    log = Path(auto_started_sidecar(settings).log_path).read_text(encoding="utf-8")
     assert server.secret_key not in log
 
 

@@ -21,14 +21,14 @@ import psutil
 import pytest
 
 from backend_client.service.client import ServiceClient
-from backend_client.service.launcher import EmbeddedService
+from backend_client.service.launcher import AutoStartedSidecar
 from storage.errors import InvalidInputError, UnavailableError
 from tests.waiting import wait_until
 
 pytestmark = pytest.mark.timeout(120)
 
 
-def pid_of(service: EmbeddedService) -> int:
+def pid_of(service: AutoStartedSidecar) -> int:
     """Return the process id that the service reports."""
     client = ServiceClient(service.address, patience_s=30)
     try:
@@ -45,16 +45,16 @@ def end(pid: int, how: int = signal.SIGKILL) -> None:
 
 
 @pytest.fixture
-def service() -> Iterator[EmbeddedService]:
+def service() -> Iterator[AutoStartedSidecar]:
     """Return where a sidecar will run, in a folder with a short name; any process there is ended after the test."""
     with tempfile.TemporaryDirectory(prefix="dl") as folder:
-        made = EmbeddedService(f"file://{folder}/storage", f"{folder}/local", 60)
+        made = AutoStartedSidecar(f"file://{folder}/storage", f"{folder}/local", 60)
         yield made
         with suppress(UnavailableError):
             end(pid_of(made))
 
 
-def test_threads_start_one_process(service: EmbeddedService) -> None:
+def test_threads_start_one_process(service: AutoStartedSidecar) -> None:
     """Threads that need the sidecar at the same time share one."""
     with ThreadPoolExecutor(8) as pool:
         list(pool.map(lambda _: service.ensure(), range(8)))
@@ -66,14 +66,14 @@ def test_threads_start_one_process(service: EmbeddedService) -> None:
 STARTER = """
 import sys
 from backend_client.service.client import ServiceClient
-from backend_client.service.launcher import EmbeddedService
-service = EmbeddedService(sys.argv[1], sys.argv[2], 60)
+from backend_client.service.launcher import AutoStartedSidecar
+service = AutoStartedSidecar(sys.argv[1], sys.argv[2], 60)
 service.ensure()
 print(ServiceClient(service.address).get("/v1/info")["service_id"])
 """
 
 
-def test_processes_start_one_process(service: EmbeddedService) -> None:
+def test_processes_start_one_process(service: AutoStartedSidecar) -> None:
     """Worker processes of a host share one sidecar, which outlives the process that started it."""
     command = [sys.executable, "-c", STARTER, service.storage, service.folder]
     starters = [subprocess.Popen(command, stdout=subprocess.PIPE, text=True) for _ in range(4)]
@@ -84,7 +84,7 @@ def test_processes_start_one_process(service: EmbeddedService) -> None:
     assert pid_of(service)
 
 
-def test_running_process_is_kept(service: EmbeddedService) -> None:
+def test_running_process_is_kept(service: AutoStartedSidecar) -> None:
     """A client that finds an answering sidecar starts none."""
     service.ensure()
     before = pid_of(service)
@@ -93,7 +93,7 @@ def test_running_process_is_kept(service: EmbeddedService) -> None:
     assert pid_of(service) == before
 
 
-def test_killed_process_is_started_again(service: EmbeddedService) -> None:
+def test_killed_process_is_started_again(service: AutoStartedSidecar) -> None:
     """A client whose sidecar was killed gets its answer from a new one."""
     service.ensure()
     client = ServiceClient(service.address, patience_s=30, ensure=service.ensure)
@@ -107,7 +107,7 @@ def test_killed_process_is_started_again(service: EmbeddedService) -> None:
 
 
 @pytest.mark.parametrize("recorded", [True, False])
-def test_hung_process_is_replaced(service: EmbeddedService, *, recorded: bool) -> None:
+def test_hung_process_is_replaced(service: AutoStartedSidecar, *, recorded: bool) -> None:
     """
     A client whose sidecar hangs gets its answer from a new one, within its patience; the old one is ended.
 
@@ -211,7 +211,7 @@ def test_slow_start_does_not_use_up_the_patience() -> None:
             served.result()
 
 
-def test_foreign_listener_is_left_alone(service: EmbeddedService) -> None:
+def test_foreign_listener_is_left_alone(service: AutoStartedSidecar) -> None:
     """A silent listener that was not started here is not killed: the error says what to do."""
     Path(service.folder).mkdir(mode=0o700)
     with socket.socket(socket.AF_UNIX) as listener:
@@ -223,7 +223,7 @@ def test_foreign_listener_is_left_alone(service: EmbeddedService) -> None:
     service.ensure()  # the fixture ends it
 
 
-def fill_queue(service: EmbeddedService, listener: socket.socket) -> list[socket.socket]:
+def fill_queue(service: AutoStartedSidecar, listener: socket.socket) -> list[socket.socket]:
     """Listen at the sidecar's address, and return as many connections as the accept queue holds."""
     Path(service.folder).mkdir(mode=0o700)
     listener.bind(service.socket_path)
@@ -237,7 +237,7 @@ def fill_queue(service: EmbeddedService, listener: socket.socket) -> list[socket
     return waiting
 
 
-def test_full_queue_is_waited_for(service: EmbeddedService) -> None:
+def test_full_queue_is_waited_for(service: AutoStartedSidecar) -> None:
     """A sidecar whose accept queue is full for a moment is waited for, not killed."""
     with socket.socket(socket.AF_UNIX) as listener, ThreadPoolExecutor(1) as pool:
         waiting = fill_queue(service, listener)
@@ -257,7 +257,7 @@ def test_full_queue_is_waited_for(service: EmbeddedService) -> None:
     service.ensure()  # the fixture ends it
 
 
-def test_sidecar_of_another_storage_is_left_alone(service: EmbeddedService) -> None:
+def test_sidecar_of_another_storage_is_left_alone(service: AutoStartedSidecar) -> None:
     """A process whose id is in an old file is not killed for a socket that is not its own."""
     command = [sys.executable, "-c", "input()", "dstl_service", "serve", "--socket", f"{service.folder}/other.sock"]
     other = subprocess.Popen(command, stdin=subprocess.PIPE)
@@ -277,7 +277,7 @@ def test_sidecar_of_another_storage_is_left_alone(service: EmbeddedService) -> N
 def test_failed_start_shows_log() -> None:
     """The error for a sidecar that cannot start shows the end of its log."""
     with tempfile.TemporaryDirectory(prefix="dl") as folder, pytest.raises(UnavailableError, match="unknown store URL"):
-        EmbeddedService("strange://x", folder, 60).ensure()
+        AutoStartedSidecar("strange://x", folder, 60).ensure()
 
 
 def no_process(*_: object, **options: Any) -> None:
@@ -310,7 +310,7 @@ def test_refused_start_names_the_remedy(
     """If the system refuses to start a sidecar, the error is one that the query retries; it names log and cause."""
     monkeypatch.setattr(subprocess, "run", run)
     with tempfile.TemporaryDirectory(prefix="dl") as folder:
-        service = EmbeddedService(f"file://{tmp_path}", folder, 60)
+        service = AutoStartedSidecar(f"file://{tmp_path}", folder, 60)
         with pytest.raises(UnavailableError, match=f"(?s)did not start: {why}") as raised:
             service.ensure()
 
@@ -328,7 +328,7 @@ def test_file_that_cannot_be_written_is_an_error_with_its_name(
         subprocess, "run", lambda *_, **__: subprocess.CompletedProcess([], 0, stdout=str(os.getpid()).encode())
     )
     with tempfile.TemporaryDirectory(prefix="dl") as folder:
-        service = EmbeddedService(f"file://{tmp_path}", folder, 60)
+        service = AutoStartedSidecar(f"file://{tmp_path}", folder, 60)
         Path(service.log_path).with_suffix(f".{suffix}").mkdir()
         with pytest.raises(UnavailableError, match=rf"(?s)did not start: .*\.{suffix}"):
             service.ensure()
@@ -337,18 +337,18 @@ def test_file_that_cannot_be_written_is_an_error_with_its_name(
 def test_long_folder_is_refused(tmp_path: Path) -> None:
     """A folder whose socket path is too long for the kernel is refused with the setting to change."""
     with pytest.raises(InvalidInputError, match="local_dir"):
-        EmbeddedService("file:///s", str(tmp_path / ("x" * 100)), 60).ensure()
+        AutoStartedSidecar("file:///s", str(tmp_path / ("x" * 100)), 60).ensure()
 
 
 def test_storages_have_processes_of_their_own() -> None:
     """Two storages on one host never share a sidecar."""
-    one, other = EmbeddedService("file:///a", "/l", 60), EmbeddedService("file:///b", "/l", 60)
+    one, other = AutoStartedSidecar("file:///a", "/l", 60), AutoStartedSidecar("file:///b", "/l", 60)
 
     assert one.socket_path != other.socket_path
     assert one.address == f"unix://{one.socket_path}"
 
 
-def test_log_of_a_long_life_stays_small(service: EmbeddedService, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_log_of_a_long_life_stays_small(service: AutoStartedSidecar, monkeypatch: pytest.MonkeyPatch) -> None:
     """However long a sidecar runs, its log is a few files of bounded size, and errors go to the newest."""
     bytes_max = 4096
     monkeypatch.setenv("DSTL_LOG_FILE_BYTES_MAX", str(bytes_max))

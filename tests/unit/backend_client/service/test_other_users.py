@@ -15,7 +15,7 @@ import pytest
 from backend_client.service import client
 from backend_client.service.client import ServiceClient
 from backend_client.service.job_session import connect
-from backend_client.service.launcher import EmbeddedService
+from backend_client.service.launcher import AutoStartedSidecar
 from backend_client.settings import BackendSettings
 from storage.errors import InvalidInputError, UnavailableError
 from storage.private_folder import Trust, UntrustedFolderError
@@ -94,7 +94,7 @@ def test_named_user_may_listen(impostor: Impostor) -> None:
 
 def test_other_user_in_place_of_the_embedded_sidecar_is_refused(impostor: Impostor, tmp_path: Path) -> None:
     """A listener of another user is refused even in one's own folder."""
-    service = EmbeddedService("file:///s", str(tmp_path), 60)
+    service = AutoStartedSidecar("file:///s", str(tmp_path), 60)
     os.symlink(impostor.path, service.socket_path)
 
     with pytest.raises(InvalidInputError, match=r"uid|is writable"):
@@ -113,7 +113,7 @@ def test_folder_that_others_can_write_is_not_used(use: str) -> None:
             if use == "connect":
                 connect(settings)
             elif use == "ensure":
-                EmbeddedService("file:///s", name, 60).ensure()
+                AutoStartedSidecar("file:///s", name, 60).ensure()
             else:
                 settings.private_folder("tables", "uid", "op", "00000-00001")
         assert list(folder.iterdir()) == []
@@ -138,7 +138,7 @@ def test_lock_that_is_a_link_is_not_truncated(tmp_path: Path) -> None:
     """The target of a planted link in place of the lock stays unchanged."""
     (tmp_path / "target").write_text("precious", encoding="utf-8")
     with tempfile.TemporaryDirectory(prefix="dl") as folder:  # in `tmp_path`, a socket path may be too long
-        service = EmbeddedService("strange://x", folder, 60)
+        service = AutoStartedSidecar("strange://x", folder, 60)
         Path(service.socket_path).with_suffix(".lock").symlink_to(tmp_path / "target")
 
         with pytest.raises(UnavailableError, match=r"its lock .* cannot be opened"):

@@ -6,18 +6,23 @@ import gc
 import weakref
 from typing import Any
 
-from backend_client.spark.driver.pinning import Anchors
+import pytest
+
+from backend_client.spark.driver.pinning import LOCALITY_WAIT, REDUCE_LOCALITY, Anchors, warn_of_failover
 
 
 class Session:
-    """A Spark session in local mode."""
+    """A Spark session, by default in local mode."""
+
+    def __init__(self, settings: dict[str, str] | None = None) -> None:
+        self.settings = settings or {"spark.master": "local[2]"}
 
     @property
     def sparkContext(self) -> Any:
         return self
 
     def getConf(self) -> dict[str, str]:
-        return {"spark.master": "local[2]"}
+        return self.settings
 
 
 def test_sessions_end_with_their_queries() -> None:
@@ -30,3 +35,25 @@ def test_sessions_end_with_their_queries() -> None:
     gc.collect()
 
     assert left() is None
+
+
+@pytest.mark.parametrize(
+    ("mode", "settings", "said"),
+    [
+        ("deferred", {"spark.master": "spark://driver:7077"}, REDUCE_LOCALITY),
+        ("bounded-loss", {"spark.master": "yarn", REDUCE_LOCALITY: "false", LOCALITY_WAIT: "0s"}, LOCALITY_WAIT),
+        ("deferred", {"spark.master": "yarn", REDUCE_LOCALITY: "false"}, None),
+        ("deferred", {"spark.master": "local[2]"}, None),
+        ("exact", {"spark.master": "yarn"}, None),
+    ],
+)
+def test_failover_without_pinned_partitions_is_told(
+    mode: str, settings: dict[str, str], said: str | None, caplog: pytest.LogCaptureFixture
+) -> None:
+    """A start warns if rows would wait for tables that the next batch does not find, and names the setting."""
+    session: Any = Session(settings)
+
+    warn_of_failover(session, mode)
+
+    assert len(caplog.messages) == (said is not None)
+    assert all(str(said) in line and mode in line for line in caplog.messages)

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from backend_client.sinks.publishing import Target
+from backend_client.sinks.slot_publishing import Target
 from backend_client.spark.output import publisher as publisher_module
 from backend_client.spark.output.publisher import BacklogLimits, Publisher
 from dstl_service.wire import CheckpointRef

@@ -24,8 +24,8 @@ from pyspark.sql.types import (
     TimestampType,
 )
 
-from backend_client.spark.driver.session_settings import set_for
 from backend_client.spark.query import InitialState, Operator
+from backend_client.spark.session_settings import set_for
 from loadtest.bench.processors import Totals
 
 BYTES_MAX = "spark.sql.execution.arrow.maxBytesPerBatch"

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from backend_client.sinks.publishing import Target
+from backend_client.sinks.slot_publishing import Target
 from backend_client.spark.output.stored_sinks import first_target
 from dstl_service.wire import CLOSED_SINK, SINK, CheckpointInfo, CheckpointRef, OperatorInfo
 

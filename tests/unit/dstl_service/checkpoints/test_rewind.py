@@ -17,8 +17,8 @@ import pytest
 
 from dstl_service.checkpoints.rewind import RewindReport, describe_rewind, rewind
 from dstl_service.cli import main
-from dstl_service.collection.deletion import delete_subsumed
 from dstl_service.collection.retention import retained_manifests
+from dstl_service.collection.subsumed_deletion import delete_subsumed
 from dstl_service.formats.keys import epoch_key
 from dstl_service.formats.manifest import Manifest, ManifestKind
 from dstl_service.registry.job_deletion import delete_job

@@ -17,9 +17,9 @@ import pytest
 from starlette.types import Message
 
 from dstl_service.access.certificates import TlsSettings
+from dstl_service.peers.addresses import FOLDER, PeerRegistry, announce, encode_entry, origin_of, parse_allowed
 from dstl_service.peers.calls import PeerCalls
 from dstl_service.peers.client import PeerClient
-from dstl_service.peers.registry import FOLDER, PeerRegistry, announce, encode_entry, origin_of, parse_allowed
 from dstl_service.process.fair_slots import FairSlots
 from dstl_service.settings import PeerSettings, ServiceSettings
 from dstl_service.uploads.settings import UploadSettings
@@ -248,7 +248,7 @@ class TestWhoIsAsked:
 
     def test_entries_of_services_that_are_gone_are_bounded(self, monkeypatch: pytest.MonkeyPatch) -> None:
         """A cluster whose pods are replaced for years keeps a bounded number of entries: the most recently renewed."""
-        monkeypatch.setattr("dstl_service.peers.registry.ENTRIES_MAX", 3)
+        monkeypatch.setattr("dstl_service.peers.addresses.ENTRIES_MAX", 3)
         clock = FakeClock()
         store = MemoryStore(clock=clock)
         for host in ("a", "b", "c", "a", "d", "e"):

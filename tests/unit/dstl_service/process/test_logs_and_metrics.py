@@ -226,6 +226,7 @@ def test_batches_are_counted_by_job() -> None:
     assert 'dstl_batch_rows_total{job="job"} 500.0' in text
     assert 'dstl_batch_seconds_sum{job="job",phase="upload"} 0.5' in text
     assert 'dstl_batch_table_bytes{job="job"} 250.0' in text
+    assert 'dstl_unpublished_checkpoints{job="job"} 250.0' in text
     assert "stranger" not in text
 
 

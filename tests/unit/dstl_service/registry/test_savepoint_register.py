@@ -14,9 +14,9 @@ from threading import Thread
 
 import pytest
 
-from dstl_service.collection.deletion import delete_subsumed
 from dstl_service.collection.garbage_collector import ORPHAN_AGE_MIN_MS, collect_garbage
 from dstl_service.collection.retention import Deletion
+from dstl_service.collection.subsumed_deletion import delete_subsumed
 from dstl_service.formats.manifest import Manifest, ManifestKind, object_keys
 from dstl_service.registry.hints import write_hint
 from dstl_service.registry.job_store import JobStore

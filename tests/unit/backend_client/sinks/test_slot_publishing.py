@@ -8,7 +8,7 @@ import pyarrow as pa
 import pytest
 
 from backend_client.sinks.protocol import Marker, Sink, Slot, SlotPublisher
-from backend_client.sinks.publishing import LoggedRecords, Target, is_due, publish_slot
+from backend_client.sinks.slot_publishing import LoggedRecords, Target, is_due, publish_slot
 from dstl_service.wire import BRANCH_GENERATIONS, CheckpointRef
 from storage.errors import ConflictError, FencedError, InvalidInputError
 

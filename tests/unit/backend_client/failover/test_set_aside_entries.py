@@ -5,7 +5,14 @@ from __future__ import annotations
 import pytest
 
 from backend_client.batch_time import BatchTime
-from backend_client.failover.waiting_rows import after_batch, by_batch, closing_time, companion_info, time_of, to_run
+from backend_client.failover.set_aside_entries import (
+    after_batch,
+    by_batch,
+    closing_time,
+    companion_info,
+    time_of,
+    to_run,
+)
 from dstl_service.wire import OperatorInfo, RowsSetAside
 from storage.errors import InternalError
 from storage.key_groups import KeyGroupRange

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from dstl_service.checkpoints.wanted_parallelism import LOOK_MS
+from dstl_service.checkpoints.requested_parallelism import LOOK_MS
 from dstl_service.cli import main
 from storage.memory_store import MemoryStore
 from storage.open import open_store

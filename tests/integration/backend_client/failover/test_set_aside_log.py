@@ -8,8 +8,8 @@ from pathlib import Path
 import pyarrow as pa
 import pytest
 
-from backend_client.failover.rows_in_log import log_rows, read_logged
-from backend_client.failover.waiting_rows import by_batch, companion_info, companion_of, to_run
+from backend_client.failover.set_aside_entries import by_batch, companion_info, companion_of, to_run
+from backend_client.failover.set_aside_log import log_rows, read_logged
 from backend_client.key_groups import HASH_BITS
 from backend_client.service.client import ServiceClient
 from backend_client.service.log_writer import LogWriter

@@ -34,7 +34,7 @@ class _Known:
     look: asyncio.Task[None] | None = None
 
 
-class WantedParallelism:
+class RequestedParallelism:
     """
     The requests for the jobs of this process.
 

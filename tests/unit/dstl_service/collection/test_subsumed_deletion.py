@@ -12,9 +12,9 @@ from contextlib import suppress
 import pytest
 
 from dstl_service.checkpoints.rewind import rewind
-from dstl_service.collection.deletion import delete_subsumed
 from dstl_service.collection.garbage_collector import ORPHAN_AGE_MIN_MS, collect_garbage
 from dstl_service.collection.retention import Deletion, RetentionSettings, RetentionTracker
+from dstl_service.collection.subsumed_deletion import delete_subsumed
 from dstl_service.formats.keys import epoch_key
 from dstl_service.formats.manifest import ManifestKind, object_keys
 from dstl_service.registry.job_store import JobStore

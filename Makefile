@@ -31,6 +31,8 @@ export PYSPARK_PYTHON := $(PY)
 export PYSPARK_DRIVER_PYTHON := $(PY)
 # Another Spark or Python on this machine must not leak in.
 unexport SPARK_HOME SPARK_CONF_DIR PYTHONPATH PYTHONHOME
+# Tests start hundreds of processes, and each would compile the project's modules again.
+unexport PYTHONDONTWRITEBYTECODE
 
 ##@ Use it
 .PHONY: help setup demo demo-cdc attack bench bench-growth bench-recovery bench-rescale bench-restart bench-sinks bench-smoke bench-service bench-scale bench-tails chaos chaos-service chaos-blocks chaos-sinks outages load load-web stack stack-check
@@ -116,7 +118,8 @@ stack-check: need-go $(STAMP) ## Run a job on such a stack, then stop it
 test: lint types servers versions ## Run everything: ruff, mypy and all tests, in three processes (WORKERS=1: in one)
 	$(PYTEST) $(SUITE)
 
-test-ci: lint types servers versions ## The same, and run a few tests that failed once more, alone; both results are shown
+test-ci: $(STAMP) ## The same, and run a few tests that failed once more, alone; both results are shown
+	$(MAKE) --jobs=2 lint types servers versions
 	$(PY) -m tools.suite -- $(SUITE)
 
 servers: need-go need-mvn $(STAMP) ## Build and fetch the servers that tests start (once, and again for new versions)

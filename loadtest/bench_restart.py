@@ -34,14 +34,18 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--short", action="store_true", default=is_set("SHORT"), help="few keys, one start (SHORT=1)")
     parser.add_argument("--strict", action="store_true", default=is_set("STRICT"), help="fail if a goal is missed")
     parser.add_argument("--starts", type=int, default=5, help="starts of each side")
+    parser.add_argument("--archive", type=Path, help="an archive of classes that exists (default: a new one)")
     options = parser.parse_args(arguments)
     keys, starts = (2_000, 1) if options.short else (200_000, options.starts)
     with tempfile.TemporaryDirectory(prefix="dstl-r-", ignore_cleanup_errors=True) as place:
         folder = Path(place)
         try:
             for side in SIDES[:2]:
-                _start(side, folder, keys, batches=11)
-            write_class_archive(folder / "archive")
+                _start(side, folder, keys, batches=2 if options.short else 11)
+            if options.archive is None:
+                write_class_archive(folder / "archive")
+            else:
+                (folder / "archive").symlink_to(options.archive.absolute())
             times: dict[str, list[float]] = {side: [] for side in SIDES}
             for _ in range(starts):
                 for side in SIDES:

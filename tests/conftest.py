@@ -15,12 +15,12 @@ import pytest
 from hypothesis import HealthCheck, settings
 
 from tests.support.order import LONG_S, dealt
+from tools.servers.spark_classes import ARCHIVE, options_of_short_jvms
 
 IN_CI = bool(os.environ.get("CI"))
 
-# A JVM of the tests lives for seconds or minutes: its optimizing compiler would take more than it gives. All processes
-# that tests start inherit this.
-os.environ.setdefault("JAVA_TOOL_OPTIONS", "-XX:TieredStopAtLevel=1")
+# All processes that tests start inherit this.
+os.environ.setdefault("JAVA_TOOL_OPTIONS", options_of_short_jvms(ARCHIVE if ARCHIVE.exists() else None))
 
 # Programs that tests start report missed goals: STRICT=1 around the tests is not meant for them.
 for variable in ("STRICT", "SHORT"):

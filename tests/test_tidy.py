@@ -128,7 +128,7 @@ DOORS: dict[str, tuple[str, ...]] = {
     "datasketches": ("backend_client/columnar/distinct.py",),
     "rocksdict": ("backend_client/table/",),
     "confluent_kafka": (
-        *(f"backend_client/sinks/kafka{name}.py" for name in ("", "_check", "_errors", "_markers")),
+        "backend_client/sinks/kafka/",
         "backend_client/sources/consumer_group.py",
         "loadtest/",
         "tools/servers/",

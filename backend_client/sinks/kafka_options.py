@@ -1,4 +1,8 @@
-"""Options of Spark's Kafka sink as those of librdkafka. No I/O."""
+"""
+Options of Spark's Kafka sink as those of librdkafka. No I/O.
+
+Beside the sink's package, which needs the client: offsets of a source are read without it.
+"""
 
 from __future__ import annotations
 

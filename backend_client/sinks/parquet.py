@@ -15,7 +15,7 @@ import mmap
 import struct
 import tempfile
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager, suppress
+from contextlib import ExitStack, suppress
 from dataclasses import dataclass, field
 from itertools import groupby
 from typing import IO, Any, NamedTuple
@@ -24,6 +24,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from backend_client.sinks.protocol import Marker, Sink, Slot, SlotPublisher
+from backend_client.sinks.temporary_files import room_for_records
 from storage.errors import (
     ConflictError,
     CorruptDataError,
@@ -247,10 +248,10 @@ def _write(file: IO[bytes], batches: Iterable[pa.RecordBatch], schema: pa.Schema
         for group in _groups(batches):
             tables = [schema.empty_table(), *(pa.Table.from_batches([batch]) for batch in group)]
             table = pa.concat_tables(tables, promote_options="permissive").cast(schema)
-            with _room():
+            with room_for_records():
                 writer.write_table(table, row_group_size=table.num_rows)
             rows += table.num_rows
-        with _room():
+        with room_for_records():
             writer.close()
             file.flush()
     except BaseException:
@@ -258,17 +259,6 @@ def _write(file: IO[bytes], batches: Iterable[pa.RecordBatch], schema: pa.Schema
             writer.close()
         raise
     return rows
-
-
-@contextmanager
-def _room() -> Iterator[None]:
-    try:
-        yield
-    except OSError as error:
-        raise UnavailableError(
-            f"the file cannot be made in the folder {tempfile.gettempdir()} of this host: {error.strerror or error}; "
-            "make room there, or name another folder with TMPDIR"
-        ) from error
 
 
 def _temporary(files: ExitStack) -> IO[bytes]:

@@ -15,7 +15,7 @@ from typing import Any, TypeVar
 from confluent_kafka import Consumer, ConsumerGroupTopicPartitions, KafkaError, KafkaException, TopicPartition
 from confluent_kafka.admin import AdminClient
 
-from backend_client.sinks.kafka_errors import ConnectionErrors
+from backend_client.sinks.kafka.errors import ConnectionErrors
 from backend_client.sources.kafka_positions import Positions
 from storage.errors import ConflictError, InvalidInputError, UnavailableError
 

@@ -22,8 +22,6 @@ import struct
 from collections.abc import Collection, Iterable, Iterator
 from typing import NamedTuple
 
-import pyarrow as pa
-
 from storage.checksum import BytesLike, checksum64
 from storage.errors import CorruptDataError
 
@@ -88,7 +86,7 @@ def check_table_file(name: str, data: BytesLike, names: Collection[str]) -> None
         else:
             _check_log(bytes(data))
     # Parsing an invalid form may fail anywhere.
-    except (_NotAsWrittenError, struct.error, IndexError, OverflowError, pa.ArrowInvalid, OSError) as error:
+    except (_NotAsWrittenError, struct.error, IndexError, OverflowError, ValueError, OSError) as error:
         raise DamagedFileError(f"file {name} of a table is damaged: {error}") from error
 
 
@@ -157,6 +155,9 @@ def _content(data: memoryview, block: _Block, base: int) -> bytes:
     size, start = _varint(stored, 0)
     if compression != _LZ4 or size > _LZ4_RATIO_MAX * len(stored):
         raise _NotAsWrittenError(f"the block at {block.offset} is not compressed with LZ4")
+    # Arrow is large, and a service starts before its first snapshot, so it loads lazily.
+    import pyarrow as pa
+
     return pa.Codec("lz4_raw").decompress(stored[start:], size, asbytes=True)  # type: ignore[no-any-return]
 
 

@@ -21,6 +21,7 @@ from examples.merchant_orders.topics import PARTITIONS, RESULT
 from tools.reporting.figures import Figure, Goal
 
 _POLL_S = 0.005
+_POLL_DATABASE_S = 0.1  # each time is a connection, for which the database starts a process
 _BATCHES_BETWEEN = 3
 _IN_BATCH_S = 0.2
 _RESTARTS_MAX = 3
@@ -77,7 +78,7 @@ class Run:
         try:
             self.shop.start()
             self._job.start()
-            self._wait(self._has_slot, "the shop's tables")
+            self._wait(self._has_slot, "the shop's tables", _POLL_DATABASE_S)
             self._connector.start()
             with self.dirty:
                 self._wait_for_batches(_BATCHES_BETWEEN)
@@ -88,7 +89,7 @@ class Run:
                 self._kill_workers()
                 self._wait_for_batches(_BATCHES_BETWEEN)
                 self._kill_sidecar()
-                self._wait(lambda: self._orders() >= self._orders_min, f"order {self._orders_min:,}")
+                self._wait(lambda: self._orders() >= self._orders_min, f"order {self._orders_min:,}", _POLL_DATABASE_S)
             for program in self._programs:
                 program.finish()
             self._note("all programs have ended")
@@ -104,7 +105,7 @@ class Run:
     def _kill_connector(self) -> None:
         """Kill the connector about halfway between two moments at which it tells the database what is sent."""
         before = self._confirmed()
-        self._wait(lambda: self._confirmed() != before, "the connector's confirmation")
+        self._wait(lambda: self._confirmed() != before, "the connector's confirmation", _POLL_DATABASE_S)
         time.sleep(ADVANCE_EVERY_S / 2)
         self._connector.kill()
         self._connector.start()

@@ -38,6 +38,7 @@ from tools.reporting.target import TargetReport
 _FILES_EVERY_S, _FILES_AHEAD = 0.4, 4
 _KEYS, _ROWS = 24, 40
 _STEP_TIMEOUT_S, _END_TIMEOUT_S = 120.0, 300.0
+_LOOK_EVERY_S = 0.5
 _ROOT = Path(__file__).resolve().parents[2]
 _AT_RANDOM = ("driver", "executor", "worker", "sidecar", "server")
 
@@ -91,10 +92,13 @@ class Program:
         self._local_dir = local_dir
         self._process: subprocess.Popen[bytes] | None = None
         self._seen: set[psutil.Process] = set()
+        self._looked_s = 0.0
 
     def keep_running(self) -> None:
         """Start the driver if it is not running."""
-        self._look()
+        if time.monotonic() > self._looked_s + _LOOK_EVERY_S:  # it reads of all processes of the host
+            self._look()
+            self._looked_s = time.monotonic()
         if self._process is not None and self._process.poll() is None:
             return
         with open(self._folder / "program.log", "ab") as log:

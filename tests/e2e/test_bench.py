@@ -10,6 +10,8 @@ from pathlib import Path
 
 import pytest
 
+from tools.servers.spark_classes import class_archive
+
 pytestmark = pytest.mark.spark
 
 
@@ -37,7 +39,7 @@ def test_unknown_line_is_refused(tmp_path: Path) -> None:
 
 def test_starts_of_a_driver_are_measured(tmp_path: Path) -> None:
     """Drivers go on from their state on both sides, one of them with an archive of classes that the command made."""
-    command = [sys.executable, "-m", "loadtest.bench_restart", "--short"]
+    command = [sys.executable, "-m", "loadtest.bench_restart", "--short", "--archive", str(class_archive())]
     done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stdout + done.stderr
 

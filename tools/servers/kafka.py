@@ -82,19 +82,11 @@ class KafkaBroker(ServerProcess):
         java = [_java(), "-Xmx384m", "-XX:+UseSerialGC", "-XX:TieredStopAtLevel=1", "-cp", f"{jars[0].parent}/*"]
         settings = Path(self._folder.name) / "server.properties"
         settings.write_text(self._settings(port, self._voters or {self._node: free_port()}), encoding="utf-8")
-        tool = [
-            *java,
-            "kafka.tools.StorageTool",
-            "format",
-            "--ignore-formatted",
-            "-t",
-            _CLUSTER_ID,
-            "-c",
-            str(settings),
-        ]
-        formatted = subprocess.run(tool, capture_output=True, text=True, check=False)
-        if formatted.returncode != 0:
-            raise ServerError(f"Kafka could not format its folder:\n{formatted.stderr[-_LOG_TAIL_CHARS:]}")
+        if not Path(self._folder.name, "data", "meta.properties").exists():
+            tool = [*java, "kafka.tools.StorageTool", "format", "--ignore-formatted", "-t", _CLUSTER_ID]
+            formatted = subprocess.run([*tool, "-c", str(settings)], capture_output=True, text=True, check=False)
+            if formatted.returncode != 0:
+                raise ServerError(f"Kafka could not format its folder:\n{formatted.stderr[-_LOG_TAIL_CHARS:]}")
         return [*java, "kafka.Kafka", str(settings)], {}
 
     def _settings(self, port: int, voters: Mapping[int, int]) -> str:

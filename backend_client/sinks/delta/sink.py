@@ -29,6 +29,7 @@ from deltalake.exceptions import DeltaError
 from backend_client.sinks.delta.columns import check_table, column_types, conformed, stored_columns
 from backend_client.sinks.delta.markers import check_retention, stored_marker, transactions
 from backend_client.sinks.protocol import Marker, Sink, Slot, SlotPublisher
+from backend_client.sinks.temporary_files import room_for_records
 from storage.errors import DstlError, FencedError, InvalidInputError, UnavailableError
 from storage.open import open_store
 
@@ -246,10 +247,10 @@ def _spool(file: IO[bytes], records: Iterable[pa.RecordBatch], schema: pa.Schema
     with pa.ipc.new_stream(file, schema, options=options) as writer:
         for batch in records:
             if batch.num_rows:
-                with _room():
+                with room_for_records():
                     writer.write_batch(conformed(batch, schema, path))
                 rows, size_bytes = rows + batch.num_rows, size_bytes + batch.nbytes
-    with _room():
+    with room_for_records():
         file.flush()
     file.seek(0)
     return rows, size_bytes
@@ -270,14 +271,3 @@ def _flush(folder: Path, version: int) -> None:
             os.fsync(descriptor)
         finally:
             os.close(descriptor)
-
-
-@contextmanager
-def _room() -> Iterator[None]:
-    try:
-        yield
-    except OSError as error:
-        raise UnavailableError(
-            f"records cannot be kept in the folder {tempfile.gettempdir()} of this host: {error.strerror or error}; "
-            "make room there, or name another folder with TMPDIR"
-        ) from error

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -58,3 +60,10 @@ def test_storage_that_does_not_exist(tmp_path: Path, command: list[str], capsys:
 
     assert f"there is no folder {tmp_path / 'mistyped'}" in capsys.readouterr().err
     assert list(tmp_path.iterdir()) == []
+
+
+def test_service_starts_without_arrow() -> None:
+    """A query waits for its sidecar, so what only compactions and snapshots need is not loaded before the first."""
+    program = "import sys, dstl_service.cli; sys.exit(bool({'numpy', 'pyarrow'} & sys.modules.keys()))"
+
+    assert subprocess.run([sys.executable, "-c", program], check=False).returncode == 0

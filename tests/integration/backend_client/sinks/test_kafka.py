@@ -28,8 +28,7 @@ from confluent_kafka.admin import (  # type: ignore[attr-defined]
     ResourceType,
 )
 
-from backend_client.sinks import kafka_check
-from backend_client.sinks.kafka import KafkaSink
+from backend_client.sinks.kafka import KafkaSink, check
 from backend_client.sinks.protocol import Marker, Slot, SlotPublisher
 from dstl_service.wire import CheckpointRef
 from storage.errors import FencedError, InvalidInputError, UnavailableError
@@ -308,7 +307,7 @@ def test_options_are_checked(broker: KafkaBroker, slot: Slot, option: str) -> No
 
 def test_missing_rights_are_named_and_mended(slot: Slot, monkeypatch: pytest.MonkeyPatch) -> None:
     """Each right that the sink's user lacks is named, one after the other, at the start and while publishing."""
-    monkeypatch.setattr(kafka_check, "_TIMEOUT_S", 5.0)
+    monkeypatch.setattr(check, "_TIMEOUT_S", 5.0)
     slots = [replace(slot, number=0), slot]
     with KafkaBroker(partitions=2, settings=with_users(writer="right")) as own:
         as_user = {"security.protocol": "SASL_PLAINTEXT", "sasl.mechanism": "PLAIN"}

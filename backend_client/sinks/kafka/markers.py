@@ -16,7 +16,7 @@ from typing import Any
 from confluent_kafka import Consumer, KafkaError, KafkaException, Message, TopicPartition
 from confluent_kafka.admin import AdminClient, NewPartitions, NewTopic  # type: ignore[attr-defined]
 
-from backend_client.sinks.kafka_errors import END_OF_PARTITION
+from backend_client.sinks.kafka.errors import END_OF_PARTITION
 from backend_client.sinks.protocol import Marker, Slot
 from storage.errors import CorruptDataError, InvalidInputError, UnavailableError
 

@@ -17,9 +17,9 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from confluent_kafka import KafkaError, KafkaException, Producer
 
-from backend_client.sinks.kafka_check import ClusterCheck
-from backend_client.sinks.kafka_errors import ADVICE, FENCED, PURGED, ConnectionErrors
-from backend_client.sinks.kafka_markers import ensure_topic, newest_marker
+from backend_client.sinks.kafka.check import ClusterCheck
+from backend_client.sinks.kafka.errors import ADVICE, FENCED, PURGED, ConnectionErrors
+from backend_client.sinks.kafka.markers import ensure_topic, newest_marker
 from backend_client.sinks.kafka_options import connection_options, from_spark, producer_options
 from backend_client.sinks.protocol import Marker, Sink, Slot, SlotPublisher
 from storage.errors import FencedError, InvalidInputError, UnavailableError

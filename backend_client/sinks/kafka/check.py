@@ -10,8 +10,8 @@ from typing import Any
 from confluent_kafka import KafkaException, TopicCollection
 from confluent_kafka.admin import AclOperation, AdminClient, ConfigResource  # type: ignore[attr-defined]
 
-from backend_client.sinks.kafka_errors import ADVICE, TIMEOUT_LIMIT, ConnectionErrors
-from backend_client.sinks.kafka_markers import partitions_of
+from backend_client.sinks.kafka.errors import ADVICE, TIMEOUT_LIMIT, ConnectionErrors
+from backend_client.sinks.kafka.markers import partitions_of
 from storage.errors import InvalidInputError, UnavailableError
 
 _TIMEOUT_S = 20.0

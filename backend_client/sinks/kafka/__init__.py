@@ -1,0 +1,5 @@
+"""The sink that publishes to topics of Kafka."""
+
+from backend_client.sinks.kafka.sink import KafkaSink
+
+__all__ = ["KafkaSink"]

@@ -51,6 +51,10 @@ class KeyGroupRange:
         """Return whether every key group of `other` is in this range."""
         return self.first <= other.first and other.last <= self.last
 
+    def within(self, other: KeyGroupRange) -> KeyGroupRange:
+        """Return the part of this range that lies in `other`; `InvalidInputError` if there is none."""
+        return KeyGroupRange(max(self.first, other.first), min(self.last, other.last))
+
     def to_text(self) -> str:
         """Return "00000-00031": five digits each, so that texts sort as ranges do."""
         return f"{self.first:05d}-{self.last:05d}"

@@ -43,10 +43,10 @@ def to_run(waiting: Iterable[RowsSetAside], key_groups: KeyGroupRange, *, with_l
     return tuple(sorted(found, key=lambda entry: (entry.checkpoint_id, entry.first_key_group)))
 
 
-def by_batch(waiting: Waiting) -> Iterator[tuple[int, Waiting]]:
-    """Yield the entries of each batch: several, if their partitions were smaller than those that run them."""
-    for checkpoint_id, entries in groupby(waiting, key=lambda entry: entry.checkpoint_id):
-        yield checkpoint_id, tuple(entries)
+def by_partition(waiting: Waiting) -> Iterator[Waiting]:
+    """Yield the entries of each batch and partition: with another parallelism, what runs them has parts of several."""
+    for _, entries in groupby(waiting, key=lambda entry: (entry.checkpoint_id, entry.key_groups)):
+        yield tuple(entries)
 
 
 def after_batch(

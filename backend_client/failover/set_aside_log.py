@@ -51,7 +51,7 @@ def read_logged(
     base: CheckpointRef,
 ) -> Iterator[pa.RecordBatch]:
     """
-    Return the rows of one batch that are of these key groups, in their order.
+    Return the rows that a partition has set aside in one batch and that are of these key groups, in their order.
 
     They are read at once, since the client serves one request at a time; a partition's rows of a batch are in memory.
 
@@ -59,30 +59,30 @@ def read_logged(
         client: The sidecar's client.
         job: Name of the job.
         companion: Name of the operator's companion.
-        key_groups: The key groups of the partition that runs the rows.
-        entries: All entries of the batch that share key groups with it.
+        key_groups: Key groups of the partition that set them aside.
+        entries: The entries of this batch and partition.
         base: The checkpoint that lists them.
 
     Raises:
         CorruptDataError: Rows are missing or damaged.
         UnavailableError: The sidecar or its store does not answer.
     """
-    expected = sum(entry.rows for entry in entries)
+    expected, of = sum(entry.rows for entry in entries), entries[0].key_groups
     if not expected:
         return iter(())
     checkpoint_id = entries[0].checkpoint_id
     batches = [
         batch
-        for _, source, changes in read_rows(client, job, companion, key_groups, base, checkpoint_id)
+        for _, source, changes in read_rows(client, job, companion, of, base, checkpoint_id)
         for batch in record_batches(changes, source)
     ]
     found = sum(batch.num_rows for batch in batches)
     if found != expected:
         raise CorruptDataError(
             f"{found} of {expected} rows are found that {companion} has set aside in batch {checkpoint_id} for key "
-            f"groups {key_groups.to_text()}; run `dstl fsck`"
+            f"groups {of.to_text()}; run `dstl fsck`"
         )
-    if all(key_groups.covers(entry.key_groups) for entry in entries):
+    if key_groups.covers(of):
         return iter(batches)
     return (batch.filter(_are_of(batch, key_groups)) for batch in batches)
 

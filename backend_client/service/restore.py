@@ -108,6 +108,8 @@ def advance_to_base(
     if patience_s is not None:
         try:
             return _advance(table, client, job, operator, key_groups, base.to_text(), Deadline(patience_s))
+        except LocalDiskError:
+            raise  # a restore beside the batches would leave nothing on this disk either
         except UnavailableError as error:
             raise SlowRestoreError(f"the sidecar did not answer within {patience_s:g} s: {error}") from error
     for _ in range(_BROKEN_STREAMS_MAX):

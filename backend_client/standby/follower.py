@@ -27,6 +27,7 @@ from backend_client.service.restore import advance_to_base
 from backend_client.standby.copy_client import CopyClient, NoRoomError, WantedError
 from backend_client.standby.orders import LOCK, ORDER, STATUS, Order, StandbyStatus, TableName, read_order, write
 from backend_client.standby.upkeep import (
+    NO_ROOM_S,
     SILENCE_S_MAX,
     Copy,
     Disk,
@@ -94,7 +95,7 @@ class Follower:
         self._clock_s = clock_s
         self._pause = pause
         self._copies: dict[TableName, Copy] = {}
-        self._without_room: set[TableName] = set()
+        self._no_room_until_s: dict[TableName, float] = {}
         self._said: dict[TableName, str] = {}
         self._told: StandbyStatus | None = None
         self._silent_since_s: float | None = None
@@ -132,13 +133,12 @@ class Follower:
         self._copies = {name: copy for name, copy in self._copies.items() if name in order.tables}
         self._give_up_too_many(order)
         self._stepping_s, is_silent = 0.0, False
-        wanted = [name for name in order.tables if name not in self._without_room]
-        for name in in_turn(wanted, self._copies):
+        for name in in_turn(self._wanted(order), self._copies):
             is_new = name not in self._copies
             try:
                 self._bring_forward(order, name)
             except NoRoomError as error:
-                self._without_room.add(name)
+                self._no_room_until_s[name] = self._clock_s() + NO_ROOM_S
                 self._say(name, f"has no copy here: {error}")
             except Exception as error:  # noqa: BLE001 - rocksdict raises nothing more specific
                 self._copies.pop(name, None)
@@ -153,6 +153,11 @@ class Follower:
         elif self._silent_since_s is None:
             self._silent_since_s = self._clock_s()
         self._tell(order)
+
+    def _wanted(self, order: Order) -> list[TableName]:
+        """Return the tables of an order but those for which there was no room a short time ago."""
+        now_s = self._clock_s()
+        return [name for name in order.tables if self._no_room_until_s.get(name, now_s) <= now_s]
 
     def _bring_forward(self, order: Order, name: TableName) -> None:
         copy = self._copies.get(name)
@@ -197,7 +202,7 @@ class Follower:
             return
         self._say(name, "has no copy any more: too little room")
         del self._copies[name]
-        self._without_room.add(name)
+        self._no_room_until_s[name] = self._clock_s() + NO_ROOM_S
         opened = open_copy(_table_folder(order, name))
         if opened is not None:
             _emptied(opened[0])
@@ -242,8 +247,7 @@ class Follower:
         return bool(pid != self._sidecar_pid)
 
     def _is_unfinished(self, order: Order) -> bool:
-        wanted = (name for name in order.tables if name not in self._without_room)
-        copies = (self._copies.get(name) for name in wanted)
+        copies = (self._copies.get(name) for name in self._wanted(order))
         return any(copy is None or copy.checkpoint_id < order.base.id for copy in copies)
 
 

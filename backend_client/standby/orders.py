@@ -175,14 +175,14 @@ def id_of(tables: Iterable[TableName]) -> int:
 def read_order(folder: Path) -> Order | None:
     """Return the present order of a follower's folder; None if there is none that this version understands."""
     with suppress(OSError, DstlError):
-        return Order.from_json((folder / ORDER).read_text(encoding="utf-8"))
+        return Order.from_json((folder / ORDER).read_text(encoding="utf-8", errors="replace"))
     return None
 
 
 def read_status(folder: Path) -> StandbyStatus | None:
     """Return the present status in a follower's folder; None if there is none."""
     with suppress(OSError, DstlError):
-        return StandbyStatus.from_json((folder / STATUS).read_text(encoding="utf-8"))
+        return StandbyStatus.from_json((folder / STATUS).read_text(encoding="utf-8", errors="replace"))
     return None
 
 

@@ -18,6 +18,8 @@ BUSY_SHARE = 0.2
 """Share of time for which copies are brought forward at most, for the sake of the batches on their host."""
 SILENCE_S_MAX = 20.0
 """A follower ends if the sidecar does not answer for this long; a task starts it again."""
+NO_ROOM_S = 600.0
+"""A copy for which there is no room is tried again after this time: others may have made room."""
 _FREE_SHARE = 0.1
 """Share of a disk that stays free of copies."""
 _TIGHT_SHARE = 0.05

@@ -91,7 +91,8 @@ class OwnedJob(ManifestReader):
             self.keep(before_rewind(parent.latest.ref), parent.latest)
             target = self._target_of(record.rewind)
             restored = self._restored(target, record, parent.latest)
-            self._log.append(replace(restored, note=self._noted(restored)))
+            note = put_note(self._store, self._ids, self._job, self.max_parallelism, restored)
+            self._log.append(replace(restored, note=note))
         except (NotFoundError, ConflictError, CorruptDataError):
             # Another process finished the rewind, and the job went on so far that manifests read here were deleted.
             if self._first_of_branch(record) is None:
@@ -183,22 +184,11 @@ class OwnedJob(ManifestReader):
                     return stand, place_of_manifest(stand.last)
             taken.append(stand.next_place)
             try:
-                self._log.append(self._fence(stand.next_place, record.epoch))
+                place, uid = stand.next_place, self._ids.unique_id()
+                self._log.append(fence(place, self.job_uid, record.epoch, uid, self._clock.now_ms()))
             except ConflictError:
                 if record.rewind is None:
                     self.check_still_newest(record.epoch)
-
-    def _fence(self, place: Place, epoch: int) -> Manifest:
-        """Return the fence that keeps older epochs from a place."""
-        return Manifest(
-            kind=ManifestKind.FENCE,
-            job_uid=self.job_uid,
-            id=place.id,
-            generation=place.generation,
-            uid=self._ids.unique_id(),
-            epoch=epoch,
-            created_ms=self._clock.now_ms(),
-        )
 
     def _target_of(self, rewind: Rewind) -> Manifest:
         try:
@@ -222,26 +212,8 @@ class OwnedJob(ManifestReader):
             replace(item, parallelism=max(item.parallelism, slots.get(item.name, 0))) if item.is_sink else item
             for item in target.operators
         )
-        return replace(
-            target,
-            kind=ManifestKind.COMPLETE,
-            uid=self._ids.unique_id(),
-            generation=Place(record.branch, target.id, 0).generation,
-            epoch=record.epoch,
-            created_ms=self._clock.now_ms(),
-            operators=operators,
-            rewound_from=newest.ref,
-            kept_by="",
-            under_way=NOTHING,
-        )
-
-    def _noted(self, restored: Manifest) -> SegmentHandle:
-        """Store the note of a rewind's first manifest in an object of its own; return its handle."""
-        segment = record_of_rewind(self._job, self.max_parallelism, restored).to_segment()
-        buffers, (entry,) = encode_object([segment])
-        key = f"{self._job}/segments/rewind/{self._ids.unique_id()}.seg"
-        self._store.put(key, buffers)
-        return SegmentHandle(key, sum(map(len, buffers)), entry)
+        first = first_of_branch(target, newest.ref, record.epoch, self._ids.unique_id(), self._clock.now_ms())
+        return replace(first, operators=operators)
 
     def _first_of_branch(self, record: EpochRecord) -> Manifest | None:
         """Return the oldest stored manifest of a rewind's branch; None while it is empty."""
@@ -269,6 +241,51 @@ class OwnedJob(ManifestReader):
             self.forget()
             self._epoch_seen = number
         return record
+
+
+def fence(place: Place, job_uid: str, epoch: int, uid: str, created_ms: int) -> Manifest:
+    """Return the fence that keeps older epochs from a place."""
+    return Manifest(
+        kind=ManifestKind.FENCE,
+        job_uid=job_uid,
+        id=place.id,
+        generation=place.generation,
+        uid=uid,
+        epoch=epoch,
+        created_ms=created_ms,
+    )
+
+
+def first_of_branch(target: Manifest, newest: CheckpointRef, epoch: int, uid: str, created_ms: int) -> Manifest:
+    """
+    Return the first manifest of the branch that an epoch begins, from one that has all of the target's state.
+
+    Args:
+        target: The checkpoint to go on from.
+        newest: The checkpoint that the job is set back from.
+        epoch: The epoch, which names the branch.
+        uid: The manifest's uid.
+        created_ms: Time of creation.
+    """
+    return replace(
+        target,
+        kind=ManifestKind.COMPLETE,
+        uid=uid,
+        generation=Place(epoch, target.id, 0).generation,
+        epoch=epoch,
+        created_ms=created_ms,
+        rewound_from=newest,
+        kept_by="",
+        under_way=NOTHING,
+    )
+
+
+def put_note(store: ObjectStore, ids: IdSource, job: str, max_parallelism: int, first: Manifest) -> SegmentHandle:
+    """Store the note of the first manifest of a branch in an object of its own; return its handle."""
+    buffers, (entry,) = encode_object([record_of_rewind(job, max_parallelism, first).to_segment()])
+    key = f"{job}/segments/rewind/{ids.unique_id()}.seg"
+    store.put(key, buffers)
+    return SegmentHandle(key, sum(map(len, buffers)), entry)
 
 
 def before_rewind(newest: CheckpointRef) -> str:

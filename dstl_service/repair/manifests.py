@@ -2,16 +2,22 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import replace
 
 from dstl_service.formats.checkpoint_header import header_of
 from dstl_service.formats.checkpoint_record import NotedSet
 from dstl_service.formats.keys import Place
 from dstl_service.formats.manifest import COMPLETE_EVERY, Manifest, ManifestKind, StateView
+from dstl_service.registry.manifest_log import place_of_manifest
+from dstl_service.registry.takeover import fence
 from dstl_service.repair.plan import CheckpointCandidate, RecoveryPlan, Stored, _ends_chain, _is_restorable, find_set
 from dstl_service.repair.scan import Registry
 from dstl_service.wire import CheckpointRef
+from storage.clock import IdSource
 from storage.model import SegmentHandle
+
+_FENCES = 8
 
 
 def manifests_of(plan: RecoveryPlan, registry: Registry, job_uid: str, stored: Stored) -> list[Manifest]:
@@ -57,6 +63,49 @@ def manifests_of(plan: RecoveryPlan, registry: Registry, job_uid: str, stored: S
     return manifests
 
 
+def with_all_state(newest: Manifest, plan: RecoveryPlan, stored: Stored) -> Manifest:
+    """Return the chosen checkpoint's manifest, complete in itself."""
+    own = tuple(_require(stored, noted) for noted in plan.path[0].sets)
+    state = state_of(plan, stored)
+    earlier = tuple(state.log[: len(state.log) - len(own)])
+    return replace(
+        newest,
+        kind=ManifestKind.COMPLETE,
+        segments=own,
+        earlier=earlier,
+        materializations=state.materializations,
+    )
+
+
+def missing_fences(
+    known: Iterable[Manifest], branch: int, job_uid: str, epoch: int, ids: IdSource, created_ms: int
+) -> list[Manifest]:
+    """
+    Return the fences that end all branches but the one on which the job goes on (I4).
+
+    A driver writes behind its own fence, and fences may be lost; so several follow each other.
+
+    Args:
+        known: All manifests, those that are to be written too.
+        branch: The branch on which the job goes on.
+        job_uid: The job's uid.
+        epoch: The epoch of the rebuild.
+        ids: Names the fences.
+        created_ms: Time of creation.
+    """
+    last = {place_of_manifest(one).branch: one for one in sorted(known, key=place_of_manifest)}
+    ends = [
+        place_of_manifest(one).next(is_fence=one.is_fence)
+        for there, one in last.items()
+        if there != branch and not (one.is_fence and one.epoch >= branch)
+    ]
+    return [
+        fence(end._replace(number=end.number + more), job_uid, epoch, ids.unique_id(), created_ms)
+        for end in ends
+        for more in range(_FENCES)
+    ]
+
+
 def state_of(plan: RecoveryPlan, stored: Stored) -> StateView:
     """Return the whole state of the chosen checkpoint, oldest first."""
     oldest = plan.path[-1].start
@@ -76,6 +125,7 @@ def _first_generation(one: CheckpointCandidate, before: CheckpointRef | None) ->
     """Return the first generation of the branch that a rewind began, or in which a checkpoint follows another."""
     if one.rewound_from is not None:
         return Place(one.epoch, one.id, 0).generation
+    before = before or one.base  # the oldest one that is written follows one that is not
     return Place.of(0, before.generation)._replace(number=0).generation if before is not None else 0
 
 

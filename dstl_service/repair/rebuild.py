@@ -12,7 +12,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from dstl_service.formats.checkpoint_record import CheckpointRecord
 from dstl_service.formats.keys import EpochRecord, Place, encode_job, epoch_key, manifest_key, number_of
@@ -20,7 +20,8 @@ from dstl_service.formats.manifest import Manifest, encode_manifest
 from dstl_service.registry.hints import forget_hints
 from dstl_service.registry.job_store import JobStore
 from dstl_service.registry.lives import Lives, first_epoch, life_of
-from dstl_service.repair.manifests import manifests_of
+from dstl_service.registry.takeover import first_of_branch, put_note
+from dstl_service.repair.manifests import manifests_of, missing_fences, with_all_state
 from dstl_service.repair.plan import (
     CheckpointCandidate,
     join_candidates,
@@ -35,6 +36,8 @@ from storage.errors import ConflictError, CorruptDataError, InvalidInputError, N
 from storage.model import SegmentHandle
 from storage.object_store import ObjectStore
 
+_LOST_EPOCHS = 100
+"""An epoch in which no checkpoint was tried left nothing but its record; its driver must be fenced, too."""
 _CAUSES_MAX = 3
 """An error names the first few lost checkpoints and object problems; the report has all."""
 
@@ -57,6 +60,7 @@ class RebuildReport:
         epoch: The new epoch, which fences older drivers.
         lost: Newer checkpoints that cannot be restored, with the reason.
         sinks: Names of sinks that may have published output of lost checkpoints.
+        branch: The branch that begins at the checkpoint, since newer ones are lost, or may be; 0 if none does.
         manifests: Keys of the new manifests.
         moved: Keys of damaged objects that were moved away.
     """
@@ -73,6 +77,7 @@ class RebuildReport:
     epoch: int = 0
     lost: list[str] = field(default_factory=list)
     sinks: list[str] = field(default_factory=list)
+    branch: int = 0
     manifests: list[str] = field(default_factory=list)
     moved: list[str] = field(default_factory=list)
 
@@ -144,9 +149,17 @@ def rebuild_registry(
     report.manifests = [manifest_key(registry.folder, manifest.id, manifest.generation) for manifest in manifests]
     report.moved = sorted(registry.damaged)
     before_all = first_epoch(registry.life) - 1
-    report.epoch = (
-        max([before_all, registry.epoch_max, *(one.epoch for one in candidates), *_damaged_epochs(registry)]) + 2
-    )
+    known = max([before_all, registry.epoch_max, *(one.epoch for one in candidates), *_damaged_epochs(registry)])
+    report.epoch = known + _LOST_EPOCHS + 2
+    if report.lost or report.sinks:
+        # The ids of lost checkpoints come again. On another branch they are not those that were published.
+        report.branch = report.epoch - 1
+        first = first_of_branch(
+            with_all_state(made, plan, survey.stored), made.ref, report.branch, ids.unique_id(), clock.now_ms()
+        )
+        report.checkpoint = first.ref.to_text()
+        report.manifests.append(manifest_key(registry.folder, first.id, first.generation))
+        manifests.append(first)
     if write:
         _check_writable(not_fenced(candidates, registry), report, newest, registry.folder)
         _write(store, registry, report, manifests, life, _max_parallelism(registry, survey.records, life), clock, ids)
@@ -165,11 +178,15 @@ def describe_rebuild(report: RebuildReport) -> list[str]:
             f"Nothing proves that checkpoint {number} was completed. If commits/{number} is missing in the Spark "
             f"checkpoint of query {report.query_id or 'unknown'}, exclude it with --up-to {int(number) - 1}"
         )
+    if report.branch:
+        lines.append(
+            "Newer checkpoints are lost, or may be: the query's next start sets its Spark checkpoint back, too, and "
+            "plans their batches anew"
+        )
     if report.sinks:
         lines.append(
-            f"Sinks may have published output of checkpoints that are lost: {', '.join(report.sinks)}. Before the "
-            "query starts, rewind the job by one more checkpoint (`dstl rewind`): then new output under the lost ids "
-            "is not taken for published"
+            "What sinks have published of lost checkpoints stays where it is, and comes again: "
+            f"{', '.join(report.sinks)}"
         )
     if report.is_written:
         lines.append(f"the registry was written; the job is at epoch {report.epoch}")
@@ -203,18 +220,26 @@ def _write(
         store.put(f"{job}/damaged/{ids.unique_id()}/{key.removeprefix(f'{job}/')}", store.get(key))
     # Restored checkpoints may lie before the places that hints skip to.
     forget_hints(store, registry.folder)
+    if report.branch:
+        note = put_note(store, ids, job, max_parallelism, manifests[-1])
+        manifests = [*manifests[:-1], replace(manifests[-1], note=note)]
     for manifest in reversed(manifests):
         key = manifest_key(registry.folder, manifest.id, manifest.generation)
         store.put(key, encode_manifest(manifest), if_absent=key not in registry.damaged)
     epoch = report.epoch - 1
     newest = CheckpointRef.parse(report.checkpoint)
     branch = Place.of(newest.id, newest.generation).branch
+    fences = missing_fences([*registry.manifests.values(), *manifests], branch, uid, epoch, ids, clock.now_ms())
+    kept = [*report.manifests, registry.record_key]
+    for one in fences:
+        kept.append(manifest_key(registry.folder, one.id, one.generation))
+        store.put(kept[-1], encode_manifest(one), if_absent=kept[-1] not in registry.damaged)
     record = EpochRecord(epoch, "fsck --rebuild", ids.unique_id(), clock.now_ms(), branch)
     store.put(epoch_key(registry.folder, epoch), record.encode(), if_absent=True)
     if registry.uid is None:
         key = registry.record_key
         store.put(key, encode_job(uid, max_parallelism), if_absent=key not in registry.damaged)
-    store.delete([key for key in report.moved if key not in (*report.manifests, registry.record_key)])
+    store.delete([key for key in report.moved if key not in kept])
     # Like any new owner: fences drivers that may still run, and proves that the registry is readable again.
     job_store = JobStore(store, job, clock, ids)
     job_store.open(None)

@@ -154,6 +154,8 @@ class BatchFailover:
         self._query = query
         self._checkpoint_id = checkpoint_id
         self._waiting = waiting
+        # Lost rows may be listed by the thousand, and every partition looks here.
+        self._to_run = waiting if replays else {name: without_lost(entries) for name, entries in waiting.items()}
         self._time = at
         self._now_s = now_s
         self._is_exact = is_exact
@@ -281,7 +283,7 @@ class BatchFailover:
         return [receipt for receipt in self._receipts[name] if receipt.is_stalled]
 
     def _entries(self, info: OperatorInfo, partition: int) -> Waiting:
-        waiting = self._waiting.get(companion_of(info.name), ())
+        waiting = self._to_run.get(companion_of(info.name), ())
         if not waiting:
             return ()
         return to_run(waiting, self._query.key_groups(info, partition), with_lost=self._replays)

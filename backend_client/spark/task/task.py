@@ -21,7 +21,7 @@ from pyspark.sql.types import StringType, StructField, StructType
 
 from backend_client.batch_time import TimeMode
 from backend_client.failover.patience import Patience, TaskFailover
-from backend_client.failover.set_aside_entries import Waiting, by_batch, closing_time, time_of
+from backend_client.failover.set_aside_entries import Waiting, by_partition, closing_time, time_of
 from backend_client.failover.set_aside_log import log_rows, read_logged, with_rows
 from backend_client.portions import pieces
 from backend_client.service.hand_over import hand_over_snapshot
@@ -118,7 +118,7 @@ class OperatorTask:
         try:
             with self._opened(number, attempt, patience) as part:
                 works = []
-                for work in self._works(part, rows or (), to_arrow):
+                for work in self.works(part, rows or (), to_arrow):
                     yield from self._run(work, to_arrow)
                     works.append(work)
                 receipt = self._commit(part, works)
@@ -188,7 +188,7 @@ class OperatorTask:
             set_aside=writer.refs,
         )
 
-    def _works(self, part: Partition, rows: Iterable[pa.RecordBatch], to_arrow: RowsToArrow) -> Iterator[Work]:
+    def works(self, part: Partition, rows: Iterable[pa.RecordBatch], to_arrow: RowsToArrow) -> Iterator[Work]:
         """
         Yield the work on rows of earlier batches, in order of arrival, then that on the batch's own rows.
 
@@ -196,39 +196,37 @@ class OperatorTask:
         """
         batch, deleted, done = self.batch, self.deleted, 0
         client, refs = kept_client(batch.settings), part.writer.refs
-        for checkpoint_id, entries in by_batch(self.failover.waiting.get(part.number, ())):
-            for earlier, waiting_rows in self._of_earlier(part, checkpoint_id, entries):
-                yield replace(earlier, deleted=deleted).work(part, waiting_rows, to_arrow)
+        for entries in by_partition(self.failover.waiting.get(part.number, ())):
+            # Time passes anew only where it has not: at another parallelism, other key groups were not stalled.
+            those = part._replace(key_groups=part.key_groups.within(entries[0].key_groups))
+            for earlier, waiting_rows in self._of_earlier(those, entries):
+                self._delete(part, deleted)
+                yield replace(earlier, deleted=deleted).work(those, waiting_rows, to_arrow)
                 part.table.overlay(read_change_sets(client, batch.settings.job, batch.epoch, refs[done:], batch.links))
                 deleted, done = (), len(refs)  # the first work deletes; the others see the deletions
+        self._delete(part, deleted)
         yield replace(self, deleted=deleted).work(part, rows, to_arrow)
 
-    def _of_earlier(
-        self, part: Partition, checkpoint_id: int, entries: Waiting
-    ) -> Iterator[tuple[OperatorTask, Iterable[pa.RecordBatch]]]:
+    def _of_earlier(self, part: Partition, entries: Waiting) -> Iterator[tuple[OperatorTask, Iterable[pa.RecordBatch]]]:
         """Yield the passes over an earlier batch: the task as it would have been then, and its rows."""
         batch, entry = self.batch, entries[0]
         assert batch.base is not None  # it lists the rows
-        then = replace(batch, checkpoint_id=checkpoint_id, time=time_of(entry))
-        rows = read_logged(
-            kept_client(batch.settings),
-            batch.settings.job,
-            self.failover.companion,
-            part.key_groups,
-            entries,
-            batch.base,
-        )
+        client, job = kept_client(batch.settings), batch.settings.job
+        then = replace(batch, checkpoint_id=entry.checkpoint_id, time=time_of(entry))
+        rows = read_logged(client, job, self.failover.companion, part.key_groups, entries, batch.base)
         task = replace(self, batch=then, is_replay=all(entry.is_lost for entry in entries))
         yield task, rows
         closing = closing_time(entry)
         if closing is not None:
             yield replace(task, batch=replace(then, time=closing, is_second_pass=True), fires_first=False), ()
 
-    def work(self, part: Partition, batches: Iterable[pa.RecordBatch], to_arrow: RowsToArrow) -> Work:
-        """Delete the entries of deleted variables; return the work on these rows."""
-        deleted = deletions(part.table.scan, part.key_groups, self.deleted, self.batch.settings.preemptive_bytes)
-        for changes in deleted:
+    def _delete(self, part: Partition, states: tuple[int, ...]) -> None:
+        """Delete the entries of these variables."""
+        for changes in deletions(part.table.scan, part.key_groups, states, self.batch.settings.preemptive_bytes):
             part.writer.append(changes, preemptive=True)
+
+    def work(self, part: Partition, batches: Iterable[pa.RecordBatch], to_arrow: RowsToArrow) -> Work:
+        """Return the work on these rows in the partition's key groups; it does not see deleted variables."""
         on_time = LateRowFilter(with_keys(batches, self.key_places))
         separated = KeySeparator(on_time, len(self.key_places), KeyCodec(self.key_schema).encode)
         processor: StatefulProcessor | ColumnarPlan = self.processor.unpack()

@@ -7,7 +7,7 @@ import pytest
 from backend_client.batch_time import BatchTime
 from backend_client.failover.set_aside_entries import (
     after_batch,
-    by_batch,
+    by_partition,
     closing_time,
     companion_info,
     time_of,
@@ -31,7 +31,9 @@ def test_partition_runs_its_own_in_order() -> None:
 
     assert to_run(waiting, LEFT) == (entry(7), entry(8))
     assert to_run(waiting, ALL) == (entry(7), entry(8), entry(8, RIGHT))
-    assert [*by_batch(to_run(waiting, ALL))] == [(7, (entry(7),)), (8, (entry(8), entry(8, RIGHT)))]
+    assert [*by_partition(to_run(waiting, ALL))] == [(entry(7),), (entry(8),), (entry(8, RIGHT),)]
+    both = (entry(8), entry(8, is_lost=True))
+    assert [*by_partition(to_run((*both, entry(8, RIGHT)), ALL, with_lost=True))] == [both, (entry(8, RIGHT),)]
     assert to_run(waiting, KeyGroupRange(9, 10)) == to_run(waiting, ALL)
 
 

@@ -263,8 +263,11 @@ def test_stream_that_keeps_breaking_is_reported(table: StateTable) -> None:
     assert (table.version, table.get(key(10))) == ("3.0.u", b"old")
 
 
-def test_local_disk_is_not_tried_again(table: StateTable, monkeypatch: pytest.MonkeyPatch) -> None:
-    """I16: an error of the local disk is not retried; the error says that another folder may work."""
+@pytest.mark.parametrize("patience_s", [None, 1.0])
+def test_local_disk_is_not_tried_again(
+    table: StateTable, monkeypatch: pytest.MonkeyPatch, patience_s: float | None
+) -> None:
+    """I16: an error of the local disk is not retried, nor taken for a slow restore: another folder may work."""
 
     def fail(*_: Any) -> int:
         raise LocalDiskError("full")
@@ -272,7 +275,7 @@ def test_local_disk_is_not_tried_again(table: StateTable, monkeypatch: pytest.Mo
     monkeypatch.setattr(StateTable, "advance_columns", fail)
     client = ScriptedClient(plan(full=False), changed({key(10): b"1"}), END)
     with pytest.raises(LocalDiskError):
-        advance(table, client)
+        advance_to_base(table, client, "job", "op", GROUPS, BASE, patience_s)  # type: ignore[arg-type]
 
     assert len(client.asked) == 1
 

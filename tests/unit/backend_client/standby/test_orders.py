@@ -57,6 +57,14 @@ def test_order_of_another_version_is_no_order(tmp_path: Path, text: str) -> None
         assert read_status(tmp_path) is None
 
 
+def test_damaged_files_are_none(tmp_path: Path) -> None:
+    """I16: a file that is no text, as a disk may leave it, fails no task; the next order replaces it."""
+    for name in (ORDER, STATUS):
+        (tmp_path / name).write_bytes(b"\xff{\x80")
+
+    assert (read_order(tmp_path), read_status(tmp_path)) == (None, None)
+
+
 def test_plan_tells_each_host_its_tables() -> None:
     """A host gets the key groups of the partitions whose copies it keeps, of all operators; others get nothing."""
     plan = CopyPlan(("a", "b"), 128, {"op": (0, 1, -1, 0), "other": (1, 1)})

@@ -21,6 +21,7 @@ from dstl_service.formats.materialization_index import MaterializationIndex
 from dstl_service.registry.hints import write_hint
 from dstl_service.registry.job_deletion import delete_job
 from dstl_service.registry.job_store import JobStore
+from dstl_service.registry.manifest_log import place_of_manifest
 from dstl_service.repair.fsck import check_job
 from dstl_service.repair.manifests import manifests_of
 from dstl_service.repair.plan import CheckpointCandidate, choose
@@ -28,7 +29,7 @@ from dstl_service.repair.rebuild import RebuildReport, describe_rebuild, rebuild
 from dstl_service.repair.scan import Registry
 from dstl_service.restore.plan import plan_restore, read_plan
 from dstl_service.restore.segment_cache import SegmentCache
-from dstl_service.wire import NOTE_OPERATOR, CheckpointRef
+from dstl_service.wire import BRANCH_GENERATIONS, NOTE_OPERATOR, CheckpointRef
 from storage.checksum import checksum64
 from storage.clock import SystemClock, SystemIds
 from storage.errors import CorruptDataError, InvalidInputError, NewerFormatError, NotFoundError, UnavailableError
@@ -353,19 +354,85 @@ def test_newest_whole_checkpoint_is_chosen(story: Story, lost: int, damage: str)
     assert check_job(story.store, "job").problems == []
 
 
-def test_lost_checkpoints_may_be_published(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A rebuild that loses checkpoints of a job with a sink says what to do before their ids come again."""
+@pytest.fixture
+def with_sink(monkeypatch: pytest.MonkeyPatch) -> Story:
+    """Return the story of a job with a sink."""
     sink = {"name": "output", "parallelism": 1, "key_schema": "", "states": {}, "kind": "sink"}
     monkeypatch.setattr(f"{__name__}.OPERATOR_INFOS", [*OPERATOR_INFOS, sink])
-    story = Story(MemoryStore()).tell()
-    story.store.delete([story.object_of(LAST)])
-    story.lose("job.json", "epochs/", "checkpoints/")
-    report = story.rebuild()
+    return Story(MemoryStore()).tell()
 
-    assert report.sinks == ["output"]
-    assert "rewind the job by one more checkpoint" in "\n".join(describe_rebuild(report))
-    report.sinks = []
-    assert "dstl rewind" not in "\n".join(describe_rebuild(report))
+
+@pytest.fixture
+def published(with_sink: Story) -> Story:
+    """Return the same after the loss of the registry and of the newest checkpoint."""
+    with_sink.store.delete([with_sink.object_of(LAST)])
+    with_sink.lose("job.json", "epochs/", "checkpoints/")
+    del with_sink.refs[LAST:], with_sink.contents[LAST:]
+    return with_sink
+
+
+def test_ids_of_lost_checkpoints_come_again_on_another_branch(published: Story) -> None:
+    """I3: a sink takes no output under the id of a lost checkpoint for the output that it published under that id."""
+    report = published.rebuild()
+
+    assert (report.sinks, report.branch > 2) == (["output"], True)
+    assert published.restored(report.checkpoint) == published.contents[-1]
+    for line in ("sets its Spark checkpoint back", "comes again: output"):
+        assert line in "\n".join(describe_rebuild(report))
+    newest = opened(published.store).newest()
+    assert newest is not None
+    assert (newest.id, place_of_manifest(newest).branch) == (LAST - 1, report.branch)
+    assert newest.rewound_from is not None
+    with service(published.store) as life:
+        published.refs[-1] = life.open()["latest"]["ref"]
+        published.checkpoint(life, LAST, parallelism=1)
+    published.lose("job.json", "epochs/", "checkpoints/")
+    again = published.rebuild()
+    assert published.restored(again.checkpoint) == published.contents[-1]
+    assert CheckpointRef.parse(again.checkpoint).branch >= report.branch
+    assert check_job(published.store, "job").problems == []
+
+
+@pytest.mark.parametrize("dies", [False, True])
+def test_driver_from_before_a_rebuilds_branch_is_fenced(with_sink: Story, *, dies: bool) -> None:
+    """I4: a rebuild that begins a branch ends the one before, even if it dies after the new one's first manifest."""
+    with service(with_sink.store) as before:
+        before.open()
+        with_sink.lose("job.json", "epochs/", "checkpoints/")
+        if dies:
+            dying = FaultyStore(with_sink.store, Fault("put", FaultKind.FAIL_AFTER, skip=1))
+            with pytest.raises(UnavailableError):
+                rebuild_registry(dying, "job", SystemClock(), SystemIds(), write=True)
+        assert CheckpointRef.parse(with_sink.rebuild().checkpoint).branch > before.epoch - 1
+        late = before.complete_raw(LAST + 1, with_sink.refs[-1], uid="late", operators=OPERATOR_INFOS)
+
+    assert late.status_code == 409
+    assert check_job(with_sink.store, "job").problems == []
+
+
+@pytest.mark.parametrize("kind", [FaultKind.FAIL_BEFORE, FaultKind.FAIL_AFTER])
+def test_rebuild_that_died_anywhere_begins_its_branch(published: Story, kind: FaultKind) -> None:
+    """I3: wherever a rebuild that begins a branch dies, it is repeated until the job goes on there."""
+    before = {key: published.store.get(key) for key in published.keys("")}
+    for written in range(100):
+        store = MemoryStore()
+        for key, data in before.items():
+            store.put(key, data)
+        again = Story(store, published.refs, published.contents)
+        try:
+            dying = FaultyStore(store, Fault("put", kind, skip=written))
+            rebuild_registry(dying, "job", SystemClock(), SystemIds(), write=True)
+        except UnavailableError:
+            with suppress(InvalidInputError):  # nothing was left to do
+                again.rebuild()
+        else:
+            break
+        newest = opened(store).newest()
+        assert newest is not None
+        assert place_of_manifest(newest).branch > 2, f"died at put {written}"
+        assert again.restored(newest.ref.to_text()) == published.contents[-1]
+        assert check_job(store, "job").problems == []
+    assert 0 < written < 99
 
 
 def test_loss_of_log_start_is_fatal(story: Story) -> None:
@@ -620,6 +687,18 @@ def test_materialization_is_taken_if_it_is_there(is_there: bool) -> None:
     assert [manifest.kind for manifest in made] == [ManifestKind.COMPLETE, *[ManifestKind.DELTA] * (len(made) - 1)]
     assert made[0].materializations == ((snapshot,) if is_there else ())
     assert [handle for manifest in made for handle in manifest.segments] == (handles[1:] if is_there else handles)
+
+
+def test_lone_note_of_a_rewound_job_keeps_its_branch() -> None:
+    """I3: from one complete note alone, whose base tells its branch, a checkpoint is rebuilt on that branch."""
+    base = CheckpointRef(19, 5 * BRANCH_GENERATIONS + 1, "before")
+    fields: dict[str, Any] = {"query_id": "", "offsets": "", "operators": (), "sets": ()}
+    lone = CheckpointCandidate(
+        id=20, uid="u", epoch=6, stored_as="o.seg", created_ms=0, base=base, start=StateView((), []), **fields
+    )
+    (made,) = manifests_of(choose([lone], Registry("job"), {}), Registry("job"), "uid", {})
+
+    assert place_of_manifest(made) == (5, 20, 0)
 
 
 def test_compacted_job_is_rebuilt() -> None:

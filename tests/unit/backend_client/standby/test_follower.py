@@ -1,0 +1,51 @@
+"""What a follower does in its rounds."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+from backend_client.settings import BackendSettings
+from backend_client.standby.copy_client import NoRoomError
+from backend_client.standby.follower import Follower
+from backend_client.standby.orders import Order, TableName
+from backend_client.standby.upkeep import NO_ROOM_S
+from dstl_service.wire import CheckpointRef
+from storage.key_groups import KeyGroupRange
+
+NAME = TableName("op", KeyGroupRange(0, 9))
+
+
+class CrampedClient:
+    """A service whose answers find room only sometimes."""
+
+    def __init__(self) -> None:
+        self.has_room = False
+        self.asked = self.read_bytes = 0
+
+    @contextmanager
+    def restore(self, *_: Any, **__: Any) -> Iterator[Iterator[tuple[dict[str, Any], bytes]]]:
+        """Answer with an empty table."""
+        self.asked += 1
+        if not self.has_room:
+            raise NoRoomError("the disk is full")
+        plan = {"kind": "plan", "full": True, "bytes": 0, "snapshots": 0, "materialize": False}
+        yield iter([(plan, b""), ({"kind": "end"}, b"")])
+
+
+def test_copy_without_room_is_tried_again(tmp_path: Path) -> None:
+    """A host whose disk was full for a moment keeps its copies again when there is room."""
+    client, now = CrampedClient(), [0.0]
+    follower = Follower(tmp_path, client, lambda: now[0])  # type: ignore[arg-type]
+    settings = BackendSettings(f"file://{tmp_path / 'store'}", "job", local_dir=str(tmp_path / "local"))
+    order = Order(settings, "uid", 1, CheckpointRef(7, 0, "u"), (NAME,))
+    for _ in range(3):
+        follower.round(order)
+    assert (client.asked, follower.copies) == (1, {})
+    client.has_room = True
+    now[0] = NO_ROOM_S
+    follower.round(order)
+
+    assert follower.copies[NAME].checkpoint_id == 7

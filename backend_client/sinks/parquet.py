@@ -5,8 +5,10 @@ A file appears whole or not at all, so a listing of the folder shows committed r
 own metadata, and the files of a slot are numbered: each is put only if its number is not taken. That is the whole
 commit. A publisher that was paused finds its number taken, and is fenced.
 
-Beside it, a slot's *entry* in a hidden folder repeats number and marker. It spares a listing, and lets published files
-be deleted or compacted. It may be old, so the file of the next number is always looked for.
+Beside it, a slot's *entries* in a hidden folder repeat number and marker, so that published files can be deleted or
+compacted. They are numbered, too: each is put only if its number is not taken, and the one with the highest number
+counts. A publisher that was paused can therefore not set the marker back. The newest entry may be older than the newest
+file, so the file of the next number is always looked for.
 """
 
 from __future__ import annotations
@@ -41,6 +43,8 @@ _MARKER = b"dstl.marker"
 _SUFFIX = ".parquet"
 _HIDDEN = "_dstl"
 """Readers leave out what begins with an underscore."""
+_KEPT_ENTRIES = 16
+"""Old entries are deleted by so many: a request each time would make each publish slower."""
 _ROW_GROUP_BYTES = 64 << 20
 _TAIL_BYTES = 64 << 10
 _FOOTER = struct.Struct("<I4s")
@@ -91,8 +95,8 @@ class ParquetSink(Sink):
             raise
 
 
-class _Entry(NamedTuple):
-    """The number of a slot's newest file, and the marker of what is published."""
+class _Published(NamedTuple):
+    """The number of a slot's newest file, and the marker of what is published: the content of an entry."""
 
     number: int
     marker: Marker
@@ -101,10 +105,51 @@ class _Entry(NamedTuple):
         return f"{self.number} {self.marker.to_text()}".encode("ascii")
 
     @classmethod
-    def parse(cls, data: bytes) -> _Entry:
+    def parse(cls, data: bytes) -> _Published:
         """Read the result of `to_bytes`; ValueError for anything else."""
         number, _, marker = data.decode("ascii").partition(" ")
         return cls(int(number), Marker.parse(marker))
+
+
+class _Entries:
+    """
+    The entries of a slot, of which the newest counts.
+
+    Older ones are deleted. A late put in such a freed place changes nothing, as a newer entry is there.
+    """
+
+    def __init__(self, store: ObjectStore, name: str) -> None:
+        self._store = store
+        self._prefix = f"{_HIDDEN}/{name}-"
+        self._newest = -1
+
+    def read(self) -> _Published | None:
+        """Return the newest entry, None if there is none that can be read."""
+        texts = (info.key.removeprefix(self._prefix) for info in self._store.list(self._prefix))
+        numbers = sorted(int(text) for text in texts if text.isdigit())
+        if not numbers:
+            return None
+        self._newest = numbers[-1]
+        self._delete(numbers[:-1])
+        with suppress(NotFoundError, ValueError):
+            return _Published.parse(self._store.get(self._key(self._newest)))
+        return None
+
+    def add(self, published: _Published) -> None:
+        """Put the next entry; ConflictError if somebody else has put another one."""
+        self._store.put(self._key(self._newest + 1), published.to_bytes(), if_absent=True)
+        self._newest += 1
+        if self._newest % _KEPT_ENTRIES == 0:
+            self._delete(range(self._newest - _KEPT_ENTRIES, self._newest))
+
+    def _key(self, number: int) -> str:
+        return f"{self._prefix}{number:012d}"
+
+    def _delete(self, numbers: Sequence[int]) -> None:
+        """Delete entries; if that fails, the next publisher that opens the slot repeats it."""
+        keys = [self._key(number) for number in numbers if number >= 0]
+        with suppress(DstlError):
+            self._store.delete(keys) if keys else None
 
 
 class _ParquetPublisher(SlotPublisher):
@@ -113,7 +158,7 @@ class _ParquetPublisher(SlotPublisher):
         self._slot = slot
         self._compression = compression
         name = f"{slot.sink}-{slot.job_uid}-{slot.number:05d}"
-        self._prefix, self._entry = f"{name}-", f"{_HIDDEN}/{name}"
+        self._prefix, self._entries = f"{name}-", _Entries(store, name)
         self._last = self._newest()
 
     def last_published(self) -> Marker | None:
@@ -133,7 +178,7 @@ class _ParquetPublisher(SlotPublisher):
                 self._store.put(self._key(number), data, if_absent=True)
             except ConflictError as error:
                 raise self._fenced() from error
-        self._last = _Entry(number, marker)
+        self._last = _Published(number, marker)
         self._keep()
         return written.rows
 
@@ -146,15 +191,19 @@ class _ParquetPublisher(SlotPublisher):
 
     def _publish_nothing(self, marker: Marker) -> int:
         """
-        Replace the marker only, unless somebody else has put a file.
+        Advance the marker only, unless somebody else has put a file or an entry.
 
-        An older marker that comes late does no harm: there is nothing between the two.
+        A file that appears between the look and the put has a greater number than the entry, and counts.
         """
         assert self._last is not None
         if self._exists(self._last.number + 1):
             raise self._fenced()
-        self._last = _Entry(self._last.number, marker)
-        self._store.put(self._entry, self._last.to_bytes())
+        published = _Published(self._last.number, marker)
+        try:
+            self._entries.add(published)
+        except ConflictError as error:
+            raise self._fenced() from error
+        self._last = published
         return 0
 
     def _fenced(self) -> FencedError:
@@ -170,9 +219,9 @@ class _ParquetPublisher(SlotPublisher):
     def _key(self, number: int) -> str:
         return f"{self._prefix}{number:012d}{_SUFFIX}"
 
-    def _newest(self) -> _Entry | None:
-        """Return what is published: what the entry says, or a file that was put after it."""
-        entry = self._stored()
+    def _newest(self) -> _Published | None:
+        """Return what is published: what the newest entry says, or a file that was put after it."""
+        entry = self._entries.read()
         newest = self._listed() if entry is None else entry.number
         while self._exists(newest + 1):
             newest += 1
@@ -180,7 +229,7 @@ class _ParquetPublisher(SlotPublisher):
             return entry
         if newest < 0:
             return None
-        self._last = _Entry(newest, _marker(self._store, self._key(newest)))
+        self._last = _Published(newest, _marker(self._store, self._key(newest)))
         self._keep()
         return self._last
 
@@ -188,12 +237,7 @@ class _ParquetPublisher(SlotPublisher):
         """Write the entry; if that fails, the next publisher that opens the slot repeats it."""
         assert self._last is not None
         with suppress(DstlError):
-            self._store.put(self._entry, self._last.to_bytes())
-
-    def _stored(self) -> _Entry | None:
-        with suppress(NotFoundError, ValueError):
-            return _Entry.parse(self._store.get(self._entry))
-        return None
+            self._entries.add(self._last)
 
     def _listed(self) -> int:
         """Return the highest number in a listing; -1 if there is none."""

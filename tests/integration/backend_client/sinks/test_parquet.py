@@ -8,7 +8,7 @@ import multiprocessing
 import os
 import signal
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from multiprocessing.context import SpawnProcess
 from pathlib import Path
@@ -33,7 +33,7 @@ pytestmark = [pytest.mark.integration, pytest.mark.timeout(120)]
 
 COLUMNS = pa.schema({"k": pa.string(), "v": pa.int64()})
 SLOT = Slot("job", "uid", "out", 1, COLUMNS)
-ENTRY = "_dstl/out-uid-00001"
+ENTRIES = "_dstl/out-uid-00001-"
 
 
 @pytest.fixture(scope="module")
@@ -54,12 +54,13 @@ def sink(request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.Mon
 
 
 class CountingStore:
-    """A store that counts the calls of its methods."""
+    """A store that counts the calls of its methods, and does something once before one of them."""
 
     def __init__(self, store: ObjectStore) -> None:
         self._store = store
         self.url = store.url
         self.calls = Counter[str]()
+        self.before: dict[str, Callable[[], None]] = {}
 
     def __getattr__(self, name: str) -> Any:
         method = getattr(self._store, name)
@@ -67,6 +68,7 @@ class CountingStore:
         def counted(*arguments: Any, **options: Any) -> Any:
             self.calls[name] += name != "close"
             self.calls += Counter()
+            self.before.pop(name, lambda: None)()
             return method(*arguments, **options)
 
         return counted
@@ -157,10 +159,46 @@ def test_a_wrong_entry_costs_requests_only(sink: ParquetSink, entry: str | None)
     for number in range(4):
         publish(sink, number, number)
     store = open_store(sink.path)
-    right = store.get(ENTRY)
-    store.delete([ENTRY]) if entry is None else store.put(ENTRY, entry.encode())
+    right = store.get(entries(store)[-1])
+    for key in entries(store):
+        store.delete([key]) if entry is None else store.put(key, entry.encode())
     assert last(sink) == marker(3)
-    assert store.get(ENTRY) == right
+    assert store.get(entries(store)[-1]) == right
+
+
+@pytest.mark.parametrize("moment", ["look", "put"])
+def test_paused_publisher_sets_no_marker_back(sink: ParquetSink, stores: list[CountingStore], moment: str) -> None:
+    """It stands still before its entry of a checkpoint without records while another publishes many more of them."""
+    publish(sink, 0, 0)
+    paused = sink.open(SLOT)
+    publisher = sink.open(SLOT)
+
+    def others() -> None:
+        for number in range(1, 6):
+            publisher.publish([], marker(number))
+
+    if moment == "look":
+        others()
+    else:
+        stores[1].before["put"] = others
+    with pytest.raises(FencedError):
+        paused.publish([], marker(2))
+    assert last(sink) == marker(5)
+
+
+def test_late_entry_in_a_freed_place_changes_nothing(sink: ParquetSink) -> None:
+    """Entries that are not the newest are deleted; what a paused publisher puts in their place does not count."""
+    for number in range(4):
+        publish(sink, number, number)
+    store = open_store(sink.path)
+    newest = entries(store)[-1]
+    store.put(f"{ENTRIES}{0:012d}", b"0 " + marker(0).to_text().encode(), if_absent=True)
+    assert last(sink) == marker(3)
+    assert entries(store) == [newest]
+
+
+def entries(store: ObjectStore) -> list[str]:
+    return sorted(info.key for info in store.list(ENTRIES))
 
 
 def test_published_files_may_be_deleted(sink: ParquetSink) -> None:
@@ -182,13 +220,23 @@ def test_the_check_is_not_seen(sink: ParquetSink, stores: list[CountingStore]) -
 
 
 def test_a_publish_costs_few_requests(sink: ParquetSink, stores: list[CountingStore]) -> None:
-    """Neither a listing nor a growing number, however many files there are."""
+    """No listing of files, and no growing number, however many files there are."""
     for number in range(5):
         publish(sink, number, number)
-    assert stores[0].calls == {"get": 1, "list": 1, "head": 1, "put": 2}
-    assert stores[-1].calls == {"get": 1, "head": 1, "put": 2}
+    assert stores[0].calls == {"list": 2, "head": 1, "put": 2}
+    opened = {"list": 1, "get": 1, "head": 1, "delete": 1}
+    assert stores[-1].calls == {**opened, "put": 2}
     publish(sink, 5)
-    assert stores[-1].calls == {"get": 1, "head": 2, "put": 1}
+    assert stores[-1].calls == {**opened, "head": 2, "put": 1}
+
+
+def test_entries_are_few(sink: ParquetSink, stores: list[CountingStore]) -> None:
+    """A publisher that stays open deletes old ones, sixteen with a request."""
+    publisher = sink.open(SLOT)
+    for number in range(40):
+        publisher.publish([batch(number)], marker(number))
+    assert stores[0].calls["delete"] == 2
+    assert len(entries(open_store(sink.path))) == 40 - 32
 
 
 def test_an_empty_publish_is_fenced(sink: ParquetSink) -> None:
@@ -270,7 +318,7 @@ def _publish_and_stop(sink: ParquetSink, step: str, how: signal.Signals) -> None
         put = store.put
 
         def put_and_stop(key: str, data: ObjectData, *, if_absent: bool = False) -> None:
-            at("before the file" if if_absent else "before the entry")
+            at("before the entry" if key.startswith(ENTRIES) else "before the file")
             put(key, data, if_absent=if_absent)
 
         store.put = put_and_stop  # type: ignore[method-assign]

@@ -96,6 +96,15 @@ class BackendSettings:
     lost_rows: str = "keep"
     """What a start does with rows that are lost so far: "keep" (they stay listed), "replay" (the first batch runs them,
     as of their arrival), "forget" (they are deleted)."""
+    fork_of: str | None = None
+    """A job that does not exist yet is created as a fork of this one: it begins with its state, without a copy, and
+    where its sources stood then; see docs/operations.md."""
+    fork_at: int | str | None = None
+    """Where it begins: a retained checkpoint (number) or a savepoint (name) of that job; by default at its newest
+    checkpoint."""
+    fork_location: str | None = None
+    """The `checkpointLocation` of that job's query: a fork that reads files needs what is noted there of them. Sources
+    of Kafka need it not."""
     patience_s: float = 60.0
     """How long a task tries to reach its sidecar."""
     checkpoint_timeout_s: float = 600.0
@@ -136,6 +145,7 @@ class BackendSettings:
             raise InvalidInputError(f"local_dir must be the absolute path of a folder, not {self.local_dir!r}")
         if self.idle_timers is not None:
             self._check_number("idle_timers", 0)
+        self._check_fork()
         for name in ("parallelism", "max_parallelism"):
             if getattr(self, name) is not None:
                 self._check_number(name, 0, KEY_GROUP_MAX + 1, whole=True)
@@ -191,6 +201,16 @@ class BackendSettings:
             self._check_number(name, 0)
         self._check_number("max_deferred_bytes", 0, whole=True)
         self._check_number("max_lost_fraction", 0, 1)
+
+    def _check_fork(self) -> None:
+        if self.fork_of is not None and validate_name("job", self.fork_of) == self.job:
+            raise InvalidInputError(f"fork_of is the job itself, {self.job!r}: give the fork another name, job=…")
+        if isinstance(self.fork_at, str):
+            validate_name("savepoint", self.fork_at)
+        elif self.fork_at is not None:
+            self._check_number("fork_at", -1, whole=True)
+        if self.fork_at is not None and self.fork_of is None:
+            raise InvalidInputError("fork_at says where a fork begins, but fork_of names no job")
 
     def _check_number(self, name: str, above: int, at_most: float = math.inf, *, whole: bool = False) -> None:
         value = getattr(self, name)

@@ -23,7 +23,7 @@ from dstl_service.http.acts import RecordWriter
 from dstl_service.http.connections import connections_within
 from dstl_service.http.errors import RESPONSES, install
 from dstl_service.http.job_limits import BodyRoom, RequestPlaces
-from dstl_service.http.routes import appends, checkpoints, jobs, links, materializations, restore, savepoints
+from dstl_service.http.routes import appends, checkpoints, forks, jobs, links, materializations, restore, savepoints
 from dstl_service.http.routes.description import describe_access
 from dstl_service.http.routes.fast_path import FastPath
 from dstl_service.http.shutdown import ShutdownMiddleware
@@ -90,7 +90,7 @@ def create_app(
         lifespan=lifespan,
         responses=RESPONSES,
     )
-    for routes in (jobs, appends, links, checkpoints, restore, materializations, savepoints):
+    for routes in (jobs, appends, links, checkpoints, restore, materializations, savepoints, forks):
         app.include_router(routes.router)
 
     install(app)

@@ -6,7 +6,7 @@ import argparse
 from collections.abc import Sequence
 
 from dstl_service import __version__
-from dstl_service.commands.checkpoints import list_checkpoints, list_losses, savepoints, set_back
+from dstl_service.commands.checkpoints import fork, list_checkpoints, list_losses, savepoints, set_back
 from dstl_service.commands.common import complain
 from dstl_service.commands.jobs import audit, delete, list_jobs, rescale, undelete
 from dstl_service.commands.repair import check, collect
@@ -103,6 +103,15 @@ def _parser() -> argparse.ArgumentParser:
     back.add_argument("--json", action="store_true", help="report as a JSON document")
     back.add_argument("job")
     back.set_defaults(run=set_back)
+    split = commands.add_parser(
+        "fork", parents=[common], help="create a job that begins with the state of another one, without a copy of it"
+    )
+    split.add_argument("--savepoint", metavar="NAME", help="the savepoint at which it begins")
+    split.add_argument("--checkpoint", type=int, metavar="ID", help="the retained checkpoint (default: the newest)")
+    split.add_argument("--json", action="store_true", help="report as a JSON document")
+    split.add_argument("job", help="the parent, which may be running, and goes on")
+    split.add_argument("fork", help="the name of the new job")
+    split.set_defaults(run=fork)
     scale = commands.add_parser(
         "rescale", parents=[common], help="have a running query change the number of an operator's partitions"
     )

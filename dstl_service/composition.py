@@ -11,10 +11,11 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import TypeVar, TypeVarTuple
+from typing import Any, TypeVar, TypeVarTuple
 
 from dstl_service.checkpoints.catalog import Catalog
 from dstl_service.checkpoints.checkpointer import Checkpointer
+from dstl_service.checkpoints.fork import ForkReport, fork_job
 from dstl_service.checkpoints.job_opener import JobOpener
 from dstl_service.checkpoints.requested_parallelism import RequestedParallelism
 from dstl_service.collection.background_work import BackgroundWork
@@ -38,6 +39,7 @@ from dstl_service.peers.calls import PeerCalls
 from dstl_service.peers.client import PeerClient
 from dstl_service.process.fair_slots import FairSlots
 from dstl_service.process.job_threads import NO_JOB, JobThreads, RunInThread
+from dstl_service.registry.job_store import JobStore
 from dstl_service.restore.download_cache import DownloadCache
 from dstl_service.restore.read_ahead import ReadAhead
 from dstl_service.restore.segment_cache import SegmentCache
@@ -64,7 +66,7 @@ class Parts:
         store: The object store; closed with the parts.
         jobs: The jobs that this process has seen.
         opener: Takes jobs over.
-        catalog: Reads stored jobs, checkpoints and savepoints.
+        catalog: Reads stored jobs, checkpoints and savepoints, and forks jobs.
         intake: Takes change sets in.
         persister: Makes change sets durable.
         checkpointer: Completes checkpoints.
@@ -202,13 +204,18 @@ def compose(settings: ServiceSettings, store: ObjectStore, clock: Clock, ids: Id
         settings.background_work, jobs, store, compactor, deletions, clock, ids, metrics.background_work, in_thread
     )
     wanted = RequestedParallelism(in_thread, clock)
+    retained = settings.retention.checkpoints_max
+
+    def fork(parent: JobStore, job: str, name: str, **at: Any) -> ForkReport:
+        return fork_job(store, parent, job, name, clock, ids, checkpoints_max=retained, **at)
+
     return Parts(
         service_id=service_id,
         metrics=metrics,
         store=store,
         jobs=jobs,
         opener=JobOpener(jobs, store, deletions, background_work, in_thread, service_id),
-        catalog=Catalog(jobs, in_thread),
+        catalog=Catalog(jobs, in_thread, fork),
         intake=intake,
         persister=persister,
         checkpointer=Checkpointer(

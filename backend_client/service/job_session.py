@@ -28,6 +28,8 @@ from dstl_service.wire import (
     CheckpointRef,
     CompleteRequest,
     CompleteResponse,
+    ForkOrigin,
+    ForkRequest,
     JobInfo,
     LinkAddress,
     OpenedJob,
@@ -136,6 +138,19 @@ class JobSession:
         except NotFoundError:
             return None
         return JobInfo(**_with_latest(answer))
+
+    @staticmethod
+    def fork(client: ServiceClient, settings: BackendSettings) -> None:
+        """
+        Create the job as a fork, as the settings say; may be repeated.
+
+        Raises:
+            NotFoundError: The parent has no such checkpoint or savepoint.
+            ConflictError: A job of this name exists, or one of the two is deleted.
+        """
+        at = settings.fork_at
+        request = ForkRequest(savepoint=at) if isinstance(at, str) else ForkRequest(checkpoint_id=at)
+        client.post(f"/v1/jobs/{settings.fork_of}/forks/{settings.job}", asdict(request))
 
     @classmethod
     def open(cls, client: ServiceClient, settings: BackendSettings) -> JobSession:
@@ -276,6 +291,7 @@ def _checkpoint(data: dict[str, Any]) -> CheckpointInfo:
             "ref": CheckpointRef(**data["ref"]),
             "base": CheckpointRef(**data["base"]) if data["base"] else None,
             "rewound_from": CheckpointRef(**data["rewound_from"]) if data.get("rewound_from") else None,
+            "forked_from": _origin(data["forked_from"]) if data.get("forked_from") else None,
             "operators": [
                 OperatorInfo(
                     **{
@@ -288,3 +304,7 @@ def _checkpoint(data: dict[str, Any]) -> CheckpointInfo:
             ],
         }
     )
+
+
+def _origin(data: dict[str, Any]) -> ForkOrigin:
+    return ForkOrigin(**{**data, "checkpoint": CheckpointRef(**data["checkpoint"])})

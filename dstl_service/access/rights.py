@@ -6,7 +6,8 @@ Roles, and the right that each route requires. Pure.
     reader     see checkpoints and savepoints                               metrics and info, if of all jobs
     operator   the same; create and delete savepoints, collect, abort,      metrics and info, if of all jobs
                rescale
-    writer     see the same; run: take over, append, complete, restore      metrics and info, if of all jobs
+    writer     see the same; run: take over, append, complete, restore;     metrics and info, if of all jobs
+               fork one of its jobs into another one of its jobs
     full       everything, also what no other role may do
 
 A route that is not in the table requires full rights, so a new route is closed until it is added.
@@ -78,6 +79,7 @@ ROUTES: Mapping[tuple[str, str], tuple[Right, ...]] = {
     ("DELETE", f"{_JOB}/savepoints/{{savepoint}}"): (Right.OPERATE,),
     ("PUT", f"{_JOB}/operators/{{operator}}/parallelism"): (Right.OPERATE,),
     ("POST", f"{_JOB}/garbage-collection"): (Right.OPERATE,),
+    ("POST", f"{_JOB}/forks/{{fork}}"): (Right.RUN,),
 }
 
 PUBLIC_PATHS = frozenset(path for (_, path), rights in ROUTES.items() if Right.NONE in rights)
@@ -120,11 +122,12 @@ class Identity:
         """Say whether this identity may send a request."""
         if self.is_unlimited:
             return True
-        rights, job = _taken_by(method, path)
+        rights, job, fork = _taken_by(method, path)
         if Right.KNOWN in rights or Right.NONE in rights:
             return True
         has_right = self.role == "full" or any(right in _ROLES[self.role] for right in rights)
-        return has_right and Right.FULL not in rights and self.covers(job)
+        # Who runs the fork reads the state of the job, so the right is needed on both.
+        return has_right and Right.FULL not in rights and self.covers(job) and (fork is None or self.covers(fork))
 
     def covers(self, job: str | None) -> bool:
         """Say whether this identity's jobs include a job, or, for None, all jobs."""
@@ -135,10 +138,10 @@ class Identity:
 
 
 @lru_cache(1024)
-def _taken_by(method: str, path: str) -> tuple[tuple[Right, ...], str | None]:
-    """Return the rights of which a request requires one, and its job; None if it concerns all jobs."""
+def _taken_by(method: str, path: str) -> tuple[tuple[Right, ...], str | None, str | None]:
+    """Return the rights of which a request requires one, its job, None if it concerns all jobs, and a fork of it."""
     for known, pattern, rights in _PATTERNS:
         found = pattern.fullmatch(path) if known == method else None
         if found is not None:
-            return rights, found.groupdict().get("job")
-    return (Right.FULL,), None
+            return rights, found.groupdict().get("job"), found.groupdict().get("fork")
+    return (Right.FULL,), None, None

@@ -19,7 +19,7 @@ from dstl_service.formats.manifest import Manifest, ManifestKind, StateView, is_
 from dstl_service.formats.under_way import NOTHING, UnderWay, UnderWaySnapshot, followed
 from dstl_service.materialization.admission import Reported
 from dstl_service.restore.truncation import truncate, without_consumed
-from dstl_service.wire import CheckpointRef, CompleteRequest
+from dstl_service.wire import CheckpointRef, CompleteRequest, ForkOrigin
 from storage.errors import ConflictError, InvalidInputError
 from storage.model import Segment, SegmentHandle, Writer
 
@@ -79,11 +79,13 @@ class CheckpointBuilder:
         job: The job's name.
         job_uid: Uid of its life.
         max_parallelism: Number of its key groups.
+        origin: Where it began, if it is a fork.
     """
 
     job: str
     job_uid: str
     max_parallelism: int
+    origin: ForkOrigin | None = None
 
     def plan(
         self, checkpoint_id: int, request: CompleteRequest, base: Base, reported: Reported, replace: Replace
@@ -101,7 +103,7 @@ class CheckpointBuilder:
         view, compactions = replace(truncate(base.state, reported.taken), base.under_way)
         is_complete = view is not base.state or is_complete_due(checkpoint_id)
         start = without_consumed(view, request.operators) if is_complete else None
-        record = record_of(self.job, self.job_uid, self.max_parallelism, checkpoint_id, request, start)
+        record = record_of(self.job, self.job_uid, self.max_parallelism, checkpoint_id, request, start, self.origin)
         snapshots: tuple[UnderWaySnapshot, ...] = ()
         if base.ref is not None:
             snapshots = followed(

@@ -1,15 +1,19 @@
 """
-Lists a job's checkpoints and manages its savepoints; fences no driver.
+Lists a job's checkpoints, manages its savepoints, and forks it; fences no driver.
 
 Owned by the event loop; store calls run in threads.
 """
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from functools import partial
+
+from dstl_service.checkpoints.fork import ForkReport
 from dstl_service.formats.manifest import Manifest
 from dstl_service.intake.active_job import ActiveJobs
 from dstl_service.process.job_threads import RunInThread
-from dstl_service.wire import CheckpointInfo, JobInfo
+from dstl_service.wire import CheckpointInfo, ForkRequest, JobInfo
 from storage.errors import NotFoundError
 
 
@@ -20,11 +24,13 @@ class Catalog:
     Args:
         jobs: The jobs of this process.
         in_thread: Runs a blocking call of a job.
+        fork: Forks a job, see `dstl_service.checkpoints.fork.fork_job`.
     """
 
-    def __init__(self, jobs: ActiveJobs, in_thread: RunInThread) -> None:
+    def __init__(self, jobs: ActiveJobs, in_thread: RunInThread, fork: Callable[..., ForkReport]) -> None:
         self._jobs = jobs
         self._in_thread = in_thread
+        self._fork = fork
 
     async def job(self, name: str) -> JobInfo:
         """Return a job's stored metadata."""
@@ -63,6 +69,15 @@ class Catalog:
         return created.info()
 
     async def delete_savepoint(self, name: str, savepoint: str) -> None:
-        """Delete a savepoint; objects that only it named are collected later."""
+        """Delete a savepoint; objects that only it named are collected later. `ConflictError` if a fork needs it."""
         job = await self._jobs.stored(name)
-        await self._in_thread(name, job.store.savepoints.delete, savepoint)
+        await self._in_thread(name, job.store.delete_savepoint, savepoint)
+
+    async def fork(self, name: str, fork: str, request: ForkRequest) -> ForkReport:
+        """Create a job that begins with the state of another one; it may be repeated."""
+        job = await self._jobs.stored(name)
+        call = partial(
+            self._fork, job.store, name, fork, savepoint=request.savepoint, checkpoint_id=request.checkpoint_id
+        )
+        made: ForkReport = await self._in_thread(name, call)
+        return made

@@ -216,7 +216,7 @@ class Checkpointer:
 
 
 def _builder_of(job: ActiveJob) -> CheckpointBuilder:
-    return CheckpointBuilder(job.name, job.store.job_uid, job.store.max_parallelism)
+    return CheckpointBuilder(job.name, job.store.job_uid, job.store.max_parallelism, job.store.origin)
 
 
 def _base_of(job_store: JobStore, ref: CheckpointRef) -> Base:

@@ -15,7 +15,7 @@ collection or rewind of the job does the rest; see `dstl_service.registry.takeov
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 
 from dstl_service.collection.retention import CHECKPOINTS_MAX, retained_manifests
@@ -90,8 +90,7 @@ def rewind(
     newest = job_store.newest()
     if newest is None:
         raise NotFoundError(f"job {job!r} has no checkpoint: there is nothing to rewind", job=job)
-    retained = retained_manifests(job_store, checkpoints_max)
-    target = _retained(job, retained, checkpoint_id) if savepoint is None else job_store.savepoints.load(savepoint)
+    target = find_target(job_store, job, checkpoints_max, savepoint=savepoint, checkpoint_id=checkpoint_id)
     if target.ref == newest.ref:
         raise InvalidInputError(f"job {job!r} is already at checkpoint {target.ref.to_text()}: choose another one")
     given_up = sum(manifest.id > target.id for manifest in job_store.completed())
@@ -125,8 +124,26 @@ def rewind(
     )
 
 
-def _retained(job: str, retained: Sequence[Manifest], checkpoint_id: int | None) -> Manifest:
-    for manifest in retained:
+def find_target(
+    job_store: JobStore, job: str, checkpoints_max: int, *, savepoint: str | None, checkpoint_id: int | None
+) -> Manifest:
+    """
+    Return a savepoint, or else a retained checkpoint.
+
+    Raises:
+        NotFoundError: There is none of this name or id.
+        InvalidInputError: The savepoint only keeps objects for a fork.
+    """
+    if savepoint is not None:
+        found = job_store.savepoints.load(savepoint)
+        if found.held_for:
+            raise InvalidInputError(
+                f"savepoint {savepoint!r} of job {job!r} keeps objects for fork {found.held_for}, and may be of no "
+                "checkpoint: choose another one",
+                job=job,
+            )
+        return found
+    for manifest in retained_manifests(job_store, checkpoints_max):
         if manifest.id == checkpoint_id:
             return manifest
     raise NotFoundError(

@@ -22,6 +22,10 @@ epoch began may have seen neither, and deletes nothing.
 Objects of a later job of the same name lie in the same folders. After the listing the collector checks whether the job
 was deleted: if it was not, none of them was listed (`dstl_service.registry.lives`).
 
+Objects of other jobs, which a fork names, are never listed here. What keeps them there, the fork's hold, is released
+here like an orphan: when nothing names any of them after the second look at the savepoints, and no newer epoch began. A
+later manifest names what its base names, its own sets, and a snapshot that shares files with its base's.
+
 `choose_orphans` is pure; `collect_garbage` does blocking I/O.
 """
 
@@ -126,7 +130,8 @@ def collect_garbage(
     found = _look(store, job_store, job, checkpoints_max, now_ms - age_min_ms, dry_run=dry_run)
     orphans = _orphans(job_store, found, now_ms, age_min_ms)
     if not dry_run:
-        orphans = _delete(store, job_store, found.subsumed, orphans, begun)
+        orphans = _delete(store, job_store, found, orphans, begun)
+        job_store.tidy_holds(now_ms - max(age_min_ms, ORPHAN_AGE_MIN_MS))
         # This covers the whole store, where calls of other jobs may run, so the age must suffice.
         remove_leftovers(store, clock, max(age_min_ms, ORPHAN_AGE_MIN_MS))
         remove_empty_folders(store, f"{job}/segments", max(age_min_ms, ORPHAN_AGE_MIN_MS))  # of hosts that are gone
@@ -204,15 +209,26 @@ def _orphans(job_store: JobStore, found: _Found, now_ms: int, age_min_ms: int) -
 
 
 def _delete(
-    store: ObjectStore, job_store: JobStore, subsumed: list[CheckpointRef], orphans: list[ObjectInfo], begun: int
+    store: ObjectStore, job_store: JobStore, found: _Found, orphans: list[ObjectInfo], begun: int
 ) -> list[ObjectInfo]:
-    """Delete subsumed manifests, then orphans; return those that were, after a second look at the savepoints."""
-    job_store.delete_manifests(subsumed)
-    if orphans:
+    """
+    Delete subsumed manifests, then orphans; return those that were, after a second look at the savepoints.
+
+    A fork that names no object of another job any more releases its hold.
+    """
+    job_store.delete_manifests(found.subsumed)
+    is_fork = job_store.origin is not None and found.newest is not None
+    is_apart = is_fork and all(map(job_store.owns, found.named))
+    if orphans or is_apart:
         saved = _named(job_store, [])
         orphans = [info for info in orphans if info.key not in saved]
-    if orphans and job_store.has_newer_epoch(begun):  # a rewind may have made unnamed objects needed
+        is_apart = is_apart and all(map(job_store.owns, saved))
+    if (orphans or is_apart) and job_store.has_newer_epoch(begun):  # a rewind may have made unnamed objects needed
         return []
+    if is_apart:
+        job_store.release_hold()
+    elif is_fork:
+        job_store.ensure_hold()
     keys = [info.key for info in orphans]
     for begin in range(0, len(keys), _DELETED_AT_ONCE):
         store.delete(keys[begin : begin + _DELETED_AT_ONCE])

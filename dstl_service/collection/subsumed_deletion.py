@@ -6,7 +6,7 @@ Deletes subsumed checkpoints, in an order that loses nothing that may become nee
 2. All stored manifests that are not needed are deleted, those that an earlier process left included.
 3. The savepoints are read; the objects that they name are spared.
 4. The epoch is checked again. If a newer one has begun, no object is deleted.
-5. Objects are deleted.
+5. Objects are deleted, but for those of other jobs, which a fork names: their own jobs' collectors delete them.
 
 A checkpoint that becomes a savepoint: if the savepoint is written before step 3, step 3 sees it. Else its manifest is
 looked up after step 2, and is either gone or needed; see `SavepointStore.create`.
@@ -58,5 +58,6 @@ def delete_subsumed(
     keys = frozenset[str]().union(*(one.object_keys for one in due)) - job_store.savepoints.object_keys()
     if job_store.has_newer_epoch(epoch):
         return Deleted(len(subsumed), 0, is_owner=False)
-    store.delete(sorted(keys))
-    return Deleted(len(subsumed), len(keys))
+    own = sorted(filter(job_store.owns, keys))
+    store.delete(own)
+    return Deleted(len(subsumed), len(own))

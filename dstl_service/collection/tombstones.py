@@ -20,54 +20,28 @@ to one life (`dstl_service.registry.lives`). Blocking I/O.
 
 from __future__ import annotations
 
-import json
 import logging
 from collections.abc import Callable, Iterator
-from dataclasses import asdict, dataclass, replace
-from typing import Any
+from dataclasses import replace
 
+from dstl_service.collection.job_deletion import Removal, delete_job, has_leftovers
 from dstl_service.formats.keys import encode_job
-from dstl_service.process.display import utc_text
-from dstl_service.registry.job_deletion import Removal, delete_job, has_leftovers
+from dstl_service.formats.tombstone import TOMBSTONES, Tombstone
+from dstl_service.registry.forks import living_forks
 from dstl_service.registry.job_store import JobStore
-from dstl_service.registry.lives import Lives, first_without, record_key
+from dstl_service.registry.lives import Lives, record_key
 from storage.clock import Clock, IdSource
-from storage.errors import ConflictError, CorruptDataError, DstlError, FencedError, InvalidInputError, NotFoundError
+from storage.errors import ConflictError, CorruptDataError, DstlError, FencedError, NotFoundError
 from storage.object_store import ObjectStore, is_readable
-from storage.stored_json import parse_json, text_of, whole_number
-from storage.validation import NUMBER_MAX, validate_name
+from storage.validation import NUMBER_MAX
 
 DELAY_S = 7 * 24 * 3600
 """Default time for which a deletion can be undone."""
 
-_FOLDER = "@deleted/"
 _KEPT = b"kept"
 _OWNER = "dstl delete"
 
 logger = logging.getLogger("dstl_service")
-
-
-@dataclass(frozen=True, slots=True)
-class Tombstone:
-    """
-    Records a job's deletion: the life of its name, by whom and when, and until when it can be undone.
-
-    `number` counts the deletions of this life that were undone before.
-    """
-
-    job: str
-    uid: str
-    who: str
-    at_ms: int
-    until_ms: int
-    life: int = 0
-    number: int = 0
-
-    @property
-    def text(self) -> str:
-        """The record as text for people."""
-        at, until = utc_text(self.at_ms, "seconds"), utc_text(self.until_ms, "seconds")
-        return f"was deleted by {self.who} at {at}, which can be undone until {until}"
 
 
 class Deletions:
@@ -85,8 +59,8 @@ class Deletions:
         Raises:
             CorruptDataError: The tombstone cannot be read.
         """
-        life = Lives(self._store, job).current()
-        return self._read(_tombstone_key(job, life, self._number(job, life)))
+        lives = Lives(self._store, job)
+        return lives.tombstone(lives.current())
 
     def check(self, job: str) -> None:
         """Raise `ConflictError` if a job is deleted; the message says what can be done."""
@@ -103,11 +77,18 @@ class Deletions:
 
         Raises:
             NotFoundError: The job does not exist.
+            ConflictError: Forks need its objects; it is not deleted.
         """
         life = Lives(self._store, job).current()
         self._store.head(record_key(job, life))
-        tombstone = self._tombstone(job, life, who, delay_s)
-        return self._put(tombstone)[0]
+        tombstone, is_new = self._put(self._tombstone(job, life, who, delay_s))
+        if is_new:
+            try:
+                self._check_no_forks(tombstone)
+            except DstlError:
+                self.undo(job)
+                raise
+        return tombstone
 
     def clear(self, job: str, who: str, max_parallelism: int) -> Removal:
         """
@@ -146,18 +127,19 @@ class Deletions:
         One whose undo has begun no longer counts, since no collector would take it: its undo is finished first.
         """
         while True:
-            numbered = replace(tombstone, number=self._number(tombstone.job, tombstone.life))
+            number = Lives(self._store, tombstone.job).tombstone_number(tombstone.life)
+            numbered = replace(tombstone, number=number)
             try:
-                self._store.put(_key_of(numbered), json.dumps(asdict(numbered)).encode(), if_absent=True)
+                self._store.put(numbered.key, numbered.encode(), if_absent=True)
             except ConflictError:
-                there = self._read(_key_of(numbered))
+                there = self._read(numbered.key)
                 if there is None or not self._is_kept(there):
                     return there or numbered, False
                 self._finish_undo(there)
                 continue
             if not self._is_past(numbered):
                 return numbered, True
-            self._store.delete([_key_of(numbered)])  # that number was used and undone while this was paused
+            self._store.delete([numbered.key])  # that number was used and undone while this was paused
 
     def undo(self, job: str) -> Tombstone:
         """
@@ -167,17 +149,18 @@ class Deletions:
             NotFoundError: The job is not deleted.
             ConflictError: Its objects are already being deleted.
         """
-        life = Lives(self._store, job).current()
-        number = self._number(job, life)
-        tombstone = self._read(_tombstone_key(job, life, number))
+        lives = Lives(self._store, job)
+        life = lives.current()
+        number = lives.tombstone_number(life)
+        tombstone = lives.tombstone_of(life, number)
         if tombstone is None and number:
-            tombstone = self._read(_tombstone_key(job, life, number - 1))
+            tombstone = lives.tombstone_of(life, number - 1)
         if tombstone is None:
             raise NotFoundError(f"job {job!r} is not deleted, or was deleted completely", job=job)
         try:
-            self._store.put(_fate_key(tombstone), _KEPT, if_absent=True)
+            self._store.put(tombstone.fate_key, _KEPT, if_absent=True)
         except ConflictError:
-            if self._store.get(_fate_key(tombstone)) != _KEPT:  # else an earlier undo died before the next step
+            if self._store.get(tombstone.fate_key) != _KEPT:  # else an earlier undo died before the next step
                 raise ConflictError(f"the objects of job {job!r} are already being deleted", job=job) from None
         self._finish_undo(tombstone)
         return tombstone
@@ -197,16 +180,18 @@ class Deletions:
         Raises:
             CorruptDataError: The registry cannot be read; nothing was deleted.
             NotFoundError: A rewind of the job cannot be finished; nothing was deleted.
+            ConflictError: Forks need its objects; nothing was deleted.
             UnavailableError: Nothing, or not everything, was deleted; the next call continues.
         """
         if self._is_past(tombstone):
-            self._store.delete([_key_of(tombstone)])
+            self._store.delete([tombstone.key])
             return None
+        self._check_no_forks(tombstone)
         try:
             mine = f"collected by {self._ids.unique_id()}".encode()
-            self._store.put(_fate_key(tombstone), mine, if_absent=True)
+            self._store.put(tombstone.fate_key, mine, if_absent=True)
         except ConflictError:
-            if self._store.get(_fate_key(tombstone)) == _KEPT:
+            if self._store.get(tombstone.fate_key) == _KEPT:
                 self._finish_undo(tombstone)
                 return None
         try:
@@ -219,8 +204,18 @@ class Deletions:
         except NotFoundError:  # an earlier collector was interrupted after deleting it
             removal = Removal(tombstone.job, 0, 0, True)
             Lives(self._store, tombstone.job).end(tombstone.life)
-        self._store.delete([_key_of(tombstone)])
+        self._store.delete([tombstone.key])
         return removal
+
+    def _check_no_forks(self, tombstone: Tombstone) -> None:
+        """Raise `ConflictError` if forks need objects of a job; none begins that finds this tombstone."""
+        job = tombstone.job
+        if forks := living_forks(self._store, job, tombstone.life):
+            raise ConflictError(
+                f"job {job!r} is not deleted, since forks need its objects: {', '.join(forks)}. Delete them first, or "
+                "wait until they have replaced what they began with (`dstl savepoints` lists what is held)",
+                job=job,
+            )
 
     def fence(self, tombstone: Tombstone) -> None:
         """
@@ -240,8 +235,8 @@ class Deletions:
                 job_store.claim(_OWNER)
             except FencedError:  # by another collector, which may die before it puts its fence
                 continue
-            except (CorruptDataError, NotFoundError):  # damaged, or being deleted by another collector
-                if not job_store.has_ended():
+            except (CorruptDataError, NotFoundError, ConflictError):  # damaged, or being deleted by another collector
+                if not job_store.has_ended() and not job_store.never_began():
                     raise
             return
 
@@ -264,7 +259,7 @@ class Deletions:
 
     def all(self, on_damage: Callable[[str], object]) -> Iterator[Tombstone]:
         """Yield the tombstones of all deleted jobs; `on_damage` gets a message for each that cannot be read."""
-        for info in self._store.list(_FOLDER):
+        for info in self._store.list(TOMBSTONES):
             try:
                 tombstone = self._read(info.key)
             except CorruptDataError as error:
@@ -273,67 +268,24 @@ class Deletions:
             if tombstone is not None:
                 yield tombstone
 
-    def _number(self, job: str, life: int) -> int:
-        """Return the number of this life's tombstone, or of its next one."""
-        return first_without(lambda number: is_readable(self._store, _past(job, life, number)))
-
     def _is_past(self, tombstone: Tombstone) -> bool:
         """Return whether the deletion of this number was undone."""
-        return is_readable(self._store, _past_key(tombstone))
+        return is_readable(self._store, tombstone.past_key)
 
     def _is_kept(self, tombstone: Tombstone) -> bool:
         """Return whether an undo of this deletion was decided; its later steps may be unfinished."""
         try:
-            return self._store.get(_fate_key(tombstone)) == _KEPT
+            return self._store.get(tombstone.fate_key) == _KEPT
         except NotFoundError:
             return False
 
     def _finish_undo(self, tombstone: Tombstone) -> None:
-        self._store.put(_past_key(tombstone), _KEPT)
-        self._store.delete([_key_of(tombstone)])
+        self._store.put(tombstone.past_key, _KEPT)
+        self._store.delete([tombstone.key])
 
     def _read(self, key: str) -> Tombstone | None:
         try:
             data = self._store.get(key)
         except NotFoundError:
             return None
-        try:
-            return _decoded(parse_json(data))
-        except (ValueError, LookupError, TypeError, InvalidInputError) as error:
-            raise CorruptDataError(
-                f"tombstone {key} cannot be read: remove it, and delete its job again before a query of it starts",
-                object_key=key,
-            ) from error
-
-
-def _decoded(document: dict[str, Any]) -> Tombstone:
-    return Tombstone(
-        job=validate_name("job", document["job"]),
-        uid=validate_name("tombstone", document["uid"]),
-        who=text_of(document["who"]),
-        at_ms=whole_number(document["at_ms"]),
-        until_ms=whole_number(document["until_ms"]),
-        life=whole_number(document.get("life", 0)),
-        number=whole_number(document.get("number", 0)),
-    )
-
-
-def _tombstone_key(job: str, life: int, number: int) -> str:
-    which = f"@{life}.{number}" if number else f"@{life}" if life else ""
-    return f"{_FOLDER}{job}{which}.json"
-
-
-def _key_of(tombstone: Tombstone) -> str:
-    return _tombstone_key(tombstone.job, tombstone.life, tombstone.number)
-
-
-def _past(job: str, life: int, number: int) -> str:
-    return f"@fates/{job}/{life:08d}.{number:06d}"
-
-
-def _past_key(tombstone: Tombstone) -> str:
-    return _past(tombstone.job, tombstone.life, tombstone.number)
-
-
-def _fate_key(tombstone: Tombstone) -> str:
-    return f"@fates/{tombstone.job}/{tombstone.uid}"
+        return Tombstone.decode(data, key)

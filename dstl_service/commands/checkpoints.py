@@ -1,4 +1,4 @@
-"""Commands on a job's checkpoints: list, savepoints, rewind."""
+"""Commands on a job's checkpoints: list, savepoints, rewind, fork."""
 
 from __future__ import annotations
 
@@ -8,11 +8,12 @@ from collections.abc import Iterator, Mapping
 from dataclasses import asdict
 from typing import Any
 
+from dstl_service.checkpoints.fork import describe_fork, fork_job
 from dstl_service.checkpoints.rewind import describe_rewind, rewind
 from dstl_service.commands.common import deletions_of, open_job, record, say, settings_of
 from dstl_service.process.display import utc_text
 from dstl_service.wire import SET_ASIDE_SUFFIX, SINK, CheckpointInfo, source_offsets
-from storage.clock import SystemIds
+from storage.clock import SystemClock, SystemIds
 
 
 def list_checkpoints(options: argparse.Namespace) -> int:
@@ -84,14 +85,14 @@ def savepoints(options: argparse.Namespace) -> int:
     store, job_store = open_job(options)
     job_store.open(None)
     if options.delete is not None:
-        job_store.savepoints.delete(options.delete)
+        job_store.delete_savepoint(options.delete)
         record(store, "delete savepoint", options.job, savepoint=options.delete)
     if options.create is not None:
         deletions_of(store).check(options.job)
         job_store.make_savepoint(options.create, options.checkpoint)
         record(store, "create savepoint", options.job, savepoint=options.create)
     for name, manifest in job_store.savepoints.all():
-        say(f"{name}  {manifest.ref.to_text()}")
+        say(f"{name}  {manifest.ref.to_text()}{f'  for fork {manifest.held_for}' if manifest.held_for else ''}")
     return 0
 
 
@@ -112,4 +113,26 @@ def set_back(options: argparse.Namespace) -> int:
     if report.is_written:
         record(store, "rewind", options.job, target=report.target, newest=report.newest)
     say(json.dumps(asdict(report)) if options.json else describe_rewind(report))
+    return 0
+
+
+def fork(options: argparse.Namespace) -> int:
+    """Create a job that begins with the state of another one."""
+    store, job_store = open_job(options)
+    deletions_of(store).check(options.job)
+    job_store.open(None)
+    report = fork_job(
+        store,
+        job_store,
+        options.job,
+        options.fork,
+        SystemClock(),
+        SystemIds(),
+        savepoint=options.savepoint,
+        checkpoint_id=options.checkpoint,
+        checkpoints_max=settings_of(options).retention.checkpoints_max,
+    )
+    record(store, "fork", options.job, fork=report.fork, checkpoint=report.checkpoint)
+    record(store, "begin as a fork", report.fork, parent=report.job, checkpoint=report.checkpoint)
+    say(json.dumps(asdict(report)) if options.json else describe_fork(report))
     return 0

@@ -8,9 +8,9 @@ import sys
 from urllib.parse import unquote, urlsplit
 
 from dstl_service.access.audit import AuditTrail, this_user
+from dstl_service.collection.job_deletion import has_leftovers
 from dstl_service.collection.tombstones import Deletions
 from dstl_service.process.display import printable
-from dstl_service.registry.job_deletion import has_leftovers
 from dstl_service.registry.job_store import JobStore
 from dstl_service.settings import ServiceSettings
 from dstl_service.settings_sources import known_settings, load_settings

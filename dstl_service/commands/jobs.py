@@ -8,10 +8,11 @@ from collections.abc import Sequence
 from dataclasses import asdict
 
 from dstl_service.access.audit import AuditTrail, this_user
-from dstl_service.collection.tombstones import Deletions, Tombstone
+from dstl_service.collection.job_deletion import delete_job, has_leftovers, job_names
+from dstl_service.collection.tombstones import Deletions
 from dstl_service.commands.common import complain, deletions_of, open_existing, open_job, record, say, settings_of
+from dstl_service.formats.tombstone import Tombstone
 from dstl_service.process.display import utc_text
-from dstl_service.registry.job_deletion import delete_job, has_leftovers, job_names
 from dstl_service.registry.job_store import MAX_PARALLELISM_DEFAULT, JobStore
 from storage.clock import SystemClock, SystemIds
 from storage.errors import ConflictError, CorruptDataError, DstlError, NotFoundError

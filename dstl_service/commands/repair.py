@@ -7,8 +7,8 @@ import json
 from dataclasses import asdict
 
 from dstl_service.collection.garbage_collector import collect_garbage
-from dstl_service.collection.tombstones import Tombstone
 from dstl_service.commands.common import deletions_of, open_existing, open_job, record, say, settings_of
+from dstl_service.formats.tombstone import Tombstone
 from dstl_service.repair.fsck import check_job
 from dstl_service.repair.rebuild import describe_rebuild, rebuild_registry
 from storage.clock import SystemClock, SystemIds

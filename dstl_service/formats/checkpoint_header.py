@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Protocol, TypedDict
 
-from dstl_service.wire import CheckpointRef, OperatorInfo
+from dstl_service.wire import CheckpointRef, ForkOrigin, OperatorInfo
 
 
 class CheckpointHeader(TypedDict):
@@ -20,6 +20,7 @@ class CheckpointHeader(TypedDict):
         operators: The operators whose state it has.
         closed_ms: The watermark at which the batch was closed, see `dstl_service.wire.CheckpointInfo`.
         rewound_from: The checkpoint that the job was rewound from, to this one.
+        forked_from: Where the job began, if it is a fork.
     """
 
     uid: str
@@ -30,6 +31,7 @@ class CheckpointHeader(TypedDict):
     operators: tuple[OperatorInfo, ...]
     closed_ms: int | None
     rewound_from: CheckpointRef | None
+    forked_from: ForkOrigin | None
 
 
 class DescribesCheckpoint(Protocol):
@@ -51,6 +53,8 @@ class DescribesCheckpoint(Protocol):
     def closed_ms(self) -> int | None: ...
     @property
     def rewound_from(self) -> CheckpointRef | None: ...
+    @property
+    def forked_from(self) -> ForkOrigin | None: ...
 
 
 def header_of(described: DescribesCheckpoint) -> CheckpointHeader:
@@ -64,4 +68,5 @@ def header_of(described: DescribesCheckpoint) -> CheckpointHeader:
         operators=described.operators,
         closed_ms=described.closed_ms,
         rewound_from=described.rewound_from,
+        forked_from=described.forked_from,
     )

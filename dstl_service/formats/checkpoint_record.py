@@ -23,6 +23,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from dstl_service.formats.checkpoint_header import header_of
+from dstl_service.formats.fork_origin import origin_from_json, origin_to_json
 from dstl_service.formats.manifest import (
     Manifest,
     StateView,
@@ -33,7 +34,7 @@ from dstl_service.formats.manifest import (
     operators_to_json,
 )
 from dstl_service.process.memory import without_collections
-from dstl_service.wire import NOTE_OPERATOR, ChangeSetRef, CheckpointRef, CompleteRequest, OperatorInfo
+from dstl_service.wire import NOTE_OPERATOR, ChangeSetRef, CheckpointRef, CompleteRequest, ForkOrigin, OperatorInfo
 from storage.checksum import BytesLike
 from storage.errors import CorruptDataError, DstlError, InvalidInputError, NewerFormatError
 from storage.key_groups import KeyGroupRange
@@ -70,6 +71,7 @@ class CheckpointRecord:
         start: All earlier state, if the manifest is to be complete; empty for a job's first checkpoint.
         closed_ms: As in the manifest.
         rewound_from: As in the manifest. The target of a rewind adds nothing: all its state is in `start`.
+        forked_from: As in the manifest. The first checkpoint of a fork, which has no base, adds nothing either.
     """
 
     job: str
@@ -86,6 +88,7 @@ class CheckpointRecord:
     start: StateView | None = None
     closed_ms: int | None = None
     rewound_from: CheckpointRef | None = None
+    forked_from: ForkOrigin | None = None
 
     def to_segment(self) -> Segment:
         """Return the note that stores this record."""
@@ -115,6 +118,7 @@ def record_of(
     checkpoint_id: int,
     request: CompleteRequest,
     start: StateView | None,
+    forked_from: ForkOrigin | None = None,
 ) -> CheckpointRecord:
     """Return the record of a requested checkpoint."""
     return CheckpointRecord(
@@ -131,11 +135,16 @@ def record_of(
         sets=tuple(_noted(job, ref) for ref in request.refs),
         start=start,
         closed_ms=request.closed_ms,
+        forked_from=forked_from,
     )
 
 
 def record_of_rewind(job: str, max_parallelism: int, manifest: Manifest) -> CheckpointRecord:
-    """Return the record of a rewind's first manifest, so that a rebuild does not restore given-up checkpoints."""
+    """
+    Return the record of the first manifest of a rewind's branch, or of a fork.
+
+    With it a rebuild restores no checkpoint that a rewind gave up, and finds the state with which a fork began.
+    """
     return CheckpointRecord(
         job=job,
         job_uid=manifest.job_uid,
@@ -166,6 +175,7 @@ def encode_record(record: CheckpointRecord) -> bytes:
             "start": _start_to_json(record.start) if record.start else None,
             **({} if record.closed_ms is None else {"closed_ms": record.closed_ms}),
             **({"rewound_from": record.rewound_from.to_text()} if record.rewound_from else {}),
+            **({"forked_from": origin_to_json(record.forked_from)} if record.forked_from else {}),
         },
         separators=(",", ":"),
     ).encode()
@@ -231,6 +241,7 @@ def _from_json(document: dict[str, Any]) -> CheckpointRecord:
         start=_start_from_json(document["start"]) if document["start"] else None,
         closed_ms=closed_from_json(document),
         rewound_from=CheckpointRef.parse(document["rewound_from"]) if document.get("rewound_from") else None,
+        forked_from=origin_from_json(document.get("forked_from")),
     )
 
 

@@ -12,11 +12,13 @@ import json
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
-from dstl_service.wire import BRANCH_GENERATIONS
-from storage.errors import CorruptDataError, NewerFormatError, UnavailableError
+from dstl_service.formats.fork_origin import origin_from_json, origin_to_json
+from dstl_service.wire import BRANCH_GENERATIONS, ForkOrigin
+from storage.errors import CorruptDataError, DstlError, NewerFormatError, UnavailableError
 from storage.stored_json import parse_json, text_of, whole_number
 
-JOB_FORMAT = 1
+JOB_FORMAT, FORKED_JOB_FORMAT = 1, 2
+"""A version that knows no forks must not open one: it would begin with an empty state."""
 
 
 class Place(NamedTuple):
@@ -162,14 +164,32 @@ def _rewind_or_none(record: Any) -> Rewind | None:
     return Rewind(str(record["savepoint"]), int(record["target"]), int(record["parent"]))
 
 
-def encode_job(uid: str, max_parallelism: int) -> bytes:
-    """Return ``job.json``."""
-    return json.dumps({"format": JOB_FORMAT, "uid": uid, "max_parallelism": max_parallelism}).encode()
-
-
-def decode_job(data: bytes, key: str) -> tuple[str, int]:
+class JobRecord(NamedTuple):
     """
-    Read ``job.json``: the job's uid and max_parallelism.
+    The content of ``job.json``: what is fixed when a job is created.
+
+    Args:
+        uid: Distinguishes lives of one job name.
+        max_parallelism: Number of the job's key groups.
+        origin: Where a forked job begins; None for any other.
+    """
+
+    uid: str
+    max_parallelism: int
+    origin: ForkOrigin | None = None
+
+
+def encode_job(uid: str, max_parallelism: int, origin: ForkOrigin | None = None) -> bytes:
+    """Return ``job.json``."""
+    if origin is None:
+        return json.dumps({"format": JOB_FORMAT, "uid": uid, "max_parallelism": max_parallelism}).encode()
+    document = {"format": FORKED_JOB_FORMAT, "uid": uid, "max_parallelism": max_parallelism}
+    return json.dumps({**document, "origin": origin_to_json(origin)}).encode()
+
+
+def decode_job(data: bytes, key: str) -> JobRecord:
+    """
+    Read ``job.json``.
 
     Raises:
         NewerFormatError: A newer version wrote it; says what to do.
@@ -177,12 +197,15 @@ def decode_job(data: bytes, key: str) -> tuple[str, int]:
     """
     try:
         document = parse_json(data)
-        NewerFormatError.check(key, int(document["format"]), JOB_FORMAT, object_key=key)
+        NewerFormatError.check(key, int(document["format"]), FORKED_JOB_FORMAT, object_key=key)
         if not isinstance(document["uid"], str) or not isinstance(document["max_parallelism"], int):
             raise TypeError("uid or max_parallelism is missing")
-    except (ValueError, LookupError, TypeError) as error:
+        origin = origin_from_json(document.get("origin"))
+    except NewerFormatError:
+        raise
+    except (ValueError, LookupError, TypeError, DstlError) as error:
         raise CorruptDataError(f"{key} cannot be read: {error}", object_key=key) from error
-    return document["uid"], document["max_parallelism"]
+    return JobRecord(document["uid"], document["max_parallelism"], origin)
 
 
 def epoch_prefix(folder: str) -> str:

@@ -16,8 +16,9 @@ from dataclasses import asdict, dataclass, replace
 from typing import Any
 
 from dstl_service.formats.checksummed_json import seal, unseal
+from dstl_service.formats.fork_origin import held_for_from_json, origin_from_json, origin_to_json
 from dstl_service.formats.under_way import NOTHING, UnderWay
-from dstl_service.wire import CheckpointInfo, CheckpointRef, OperatorInfo, RowsSetAside, StateInfo
+from dstl_service.wire import CheckpointInfo, CheckpointRef, ForkOrigin, OperatorInfo, RowsSetAside, StateInfo
 from storage.errors import CorruptDataError, DstlError, NewerFormatError
 from storage.key_groups import KeyGroupRange
 from storage.model import MaterializationHandle, SegmentEntry, SegmentHandle
@@ -63,6 +64,10 @@ class Manifest:
     """Snapshots and compactions being stored for later checkpoints, the whole list (see `formats.under_way`)."""
     closed_ms: int | None = None
     """The watermark at which the batch was closed, see `dstl_service.wire.CheckpointInfo`."""
+    forked_from: ForkOrigin | None = None
+    """Where the job began, in each manifest of a fork; its objects may be those of other jobs."""
+    held_for: str = ""
+    """In a savepoint that a fork needs: the fork, as ``<job>@<life>`` (see `dstl_service.registry.forks`)."""
 
     @property
     def is_fence(self) -> bool:
@@ -93,6 +98,7 @@ class Manifest:
             segment_bytes=sum(handle.entry.size_bytes for handle in self.segments),
             rewound_from=self.rewound_from,
             closed_ms=self.closed_ms,
+            forked_from=self.forked_from,
         )
 
 
@@ -185,6 +191,8 @@ def _to_dict(manifest: Manifest) -> dict[str, Any]:
         "kept_by": manifest.kept_by,
         **({"under_way": manifest.under_way.to_dict()} if manifest.under_way != NOTHING else {}),
         **({} if manifest.closed_ms is None else {"closed_ms": manifest.closed_ms}),
+        **({} if manifest.forked_from is None else {"forked_from": origin_to_json(manifest.forked_from)}),
+        **({"held_for": manifest.held_for} if manifest.held_for else {}),
     }
 
 
@@ -210,6 +218,8 @@ def _from_dict(document: dict[str, Any]) -> Manifest:
         kept_by=document.get("kept_by", ""),
         under_way=UnderWay.from_dict(document["under_way"]) if "under_way" in document else NOTHING,
         closed_ms=closed_from_json(document),
+        forked_from=origin_from_json(document.get("forked_from")),
+        held_for=held_for_from_json(document.get("held_for")),
     )
 
 

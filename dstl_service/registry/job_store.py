@@ -11,17 +11,17 @@ from __future__ import annotations
 from collections.abc import Collection, Iterator, Sequence
 from dataclasses import replace
 
-from dstl_service.formats.keys import Place, decode_job, encode_job, epoch_key
+from dstl_service.formats.keys import JobRecord, Place, decode_job, encode_job, epoch_key
 from dstl_service.formats.manifest import Manifest, encode_manifest
+from dstl_service.registry.forks import ForkedJob
 from dstl_service.registry.hints import read_hint, write_hint
 from dstl_service.registry.known_indexes import KnownIndexes
 from dstl_service.registry.lives import Lives, life_folder, life_of, record_key
 from dstl_service.registry.manifest_log import place_of_manifest
 from dstl_service.registry.manifest_reader import is_checkpoint
 from dstl_service.registry.parallelism_requests import ParallelismRequests
-from dstl_service.registry.takeover import OwnedJob
 from dstl_service.registry.unfinished_objects import UnfinishedObjects
-from dstl_service.wire import CheckpointRef
+from dstl_service.wire import CheckpointRef, ForkOrigin
 from storage.checksum import checksum64
 from storage.clock import Clock, IdSource
 from storage.errors import ConflictError, CorruptDataError, FencedError, InvalidInputError, NotFoundError
@@ -36,7 +36,7 @@ _SWEPT_MIN = 50
 """Ids with nothing but fences that each collection reads before a hint skips them."""
 
 
-class JobStore(OwnedJob):
+class JobStore(ForkedJob):
     """Reads and writes the objects of one life of a job: the life that is current at the first access."""
 
     def __init__(self, store: ObjectStore, job: str, clock: Clock, ids: IdSource) -> None:
@@ -46,9 +46,9 @@ class JobStore(OwnedJob):
         self.parallelism_requests = ParallelismRequests(store, self._folder)
         self._swept: Place | None = None
 
-    def open(self, max_parallelism: int | None) -> None:
+    def open(self, max_parallelism: int | None, origin: ForkOrigin | None = None) -> None:
         """
-        Create the job or read what was fixed when it was created.
+        Create the job, with `origin` as a fork, or read what was fixed when it was created.
 
         Raises:
             InvalidInputError: `max_parallelism` is out of bounds or differs from the stored one, which never changes.
@@ -58,15 +58,14 @@ class JobStore(OwnedJob):
         wanted = MAX_PARALLELISM_DEFAULT if max_parallelism is None else max_parallelism
         if not 1 <= wanted <= KEY_GROUP_MAX + 1:
             raise InvalidInputError(f"max_parallelism must be within 1..{KEY_GROUP_MAX + 1}, got {wanted}")
-        life, uid, wanted = self._create_or_read(wanted)
+        life, record = self._create_or_read(wanted, origin)
         self._folder.enter(life)
-        if max_parallelism is not None and wanted != max_parallelism:
+        if max_parallelism is not None and record.max_parallelism != max_parallelism:
             raise InvalidInputError(
-                f"job {self._job!r} was created with max_parallelism {wanted}, not "
+                f"job {self._job!r} was created with max_parallelism {record.max_parallelism}, not "
                 f"{max_parallelism}; it is fixed for the life of a job: omit the option, or use another job name"
             )
-        self.job_uid = self._log.job_uid = uid
-        self.max_parallelism = wanted
+        self._take(record)
 
     def open_life(self, life: int) -> None:
         """
@@ -77,30 +76,34 @@ class JobStore(OwnedJob):
             CorruptDataError: ``job.json`` cannot be read.
         """
         key = record_key(self._job, life)
-        uid, self.max_parallelism = decode_job(self._store.get(key), key)
+        record = decode_job(self._store.get(key), key)
         self._folder.enter(life)
-        self.job_uid = self._log.job_uid = uid
+        self._take(record)
 
-    def _create_or_read(self, max_parallelism: int) -> tuple[int, str, int]:
+    def _take(self, record: JobRecord) -> None:
+        self.job_uid = self._log.job_uid = record.uid
+        self.max_parallelism, self.origin = record.max_parallelism, record.origin
+
+    def _create_or_read(self, max_parallelism: int, origin: ForkOrigin | None) -> tuple[int, JobRecord]:
         """
-        Return the current life, and the uid and max_parallelism in its ``job.json``.
+        Return the current life, and its ``job.json``.
 
         Whether the life has ended is checked after the put: a record put into an ended life belongs to no job.
         """
         lives = Lives(self._store, self._job)
         while True:
-            life, uid, wanted = lives.current(), self._ids.unique_id(), max_parallelism
+            life, record = lives.current(), JobRecord(self._ids.unique_id(), max_parallelism, origin)
             key = record_key(self._job, life)
             try:
-                self._store.put(key, encode_job(uid, wanted), if_absent=True)
+                self._store.put(key, encode_job(*record), if_absent=True)
                 self._check_last(lives, life)
             except ConflictError:
                 try:
-                    uid, wanted = decode_job(self._store.get(key), key)
+                    record = decode_job(self._store.get(key), key)
                 except NotFoundError:  # deleted since, so the life has ended
                     continue
             if not lives.has_ended(life):
-                return life, uid, wanted
+                return life, record
             self._store.delete([key])
 
     def _check_last(self, lives: Lives, life: int) -> None:
@@ -110,6 +113,11 @@ class JobStore(OwnedJob):
         except CorruptDataError:
             self._store.delete([record_key(self._job, life)])
             raise
+
+    @property
+    def life(self) -> int:
+        """The number of the life to which this instance is bound; the first access asks the store."""
+        return self._folder.life
 
     def exists(self) -> bool:
         """Return whether a job of this name exists now, whichever was opened."""

@@ -18,9 +18,9 @@ it listed (I11). Objects that it puts late lie in a folder that is never read ag
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from contextlib import suppress
 
+from dstl_service.formats.tombstone import Tombstone, first_without, past_key, tombstone_key
 from storage.errors import ConflictError, CorruptDataError, NotFoundError, UnavailableError
 from storage.object_store import ObjectStore, exists, is_readable
 
@@ -86,6 +86,28 @@ class Lives:
         """Return whether a job of this name exists now."""
         return exists(self._store, record_key(self._job, self.current()))
 
+    def tombstone(self, life: int) -> Tombstone | None:
+        """
+        Return the tombstone of the job of a life, or None; its undo may have begun.
+
+        Raises:
+            CorruptDataError: The tombstone cannot be read.
+        """
+        return self.tombstone_of(life, self.tombstone_number(life))
+
+    def tombstone_of(self, life: int, number: int) -> Tombstone | None:
+        """Return the tombstone of a number, or None; raises as `tombstone`."""
+        key = tombstone_key(self._job, life, number)
+        try:
+            data = self._store.get(key)
+        except NotFoundError:
+            return None
+        return Tombstone.decode(data, key)
+
+    def tombstone_number(self, life: int) -> int:
+        """Return the number of a life's tombstone, or of its next one."""
+        return first_without(lambda number: is_readable(self._store, past_key(self._job, life, number)))
+
     def end(self, life: int) -> None:
         """End a life for good, which frees the name."""
         with suppress(ConflictError):
@@ -125,18 +147,6 @@ class Lives:
 
     def _key(self, life: int) -> str:
         return f"@lives/{self._job}/{life:08d}"
-
-
-def first_without(is_past: Callable[[int], bool]) -> int:
-    """Return the first number that is not past, where numbers pass in order; O(log n) calls of `is_past`."""
-    step = 1
-    while is_past(step - 1):
-        step *= 2
-    past, found = step // 2 - 1, step - 1
-    while found - past > 1:
-        middle = (past + found) // 2
-        past, found = (middle, found) if is_past(middle) else (past, middle)
-    return found
 
 
 class LifeFolder:

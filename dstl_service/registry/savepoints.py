@@ -53,7 +53,9 @@ class SavepointStore:
         self._job = folder.job
         self.register = SavepointRegister(store, folder)
 
-    def create(self, name: str, manifest: Manifest, before: StateView | None, call_uid: str) -> Manifest:
+    def create(
+        self, name: str, manifest: Manifest, before: StateView | None, call_uid: str, held_for: str = ""
+    ) -> Manifest:
         """
         Keep a checkpoint under a name; idempotent for the same checkpoint and name.
 
@@ -73,6 +75,7 @@ class SavepointStore:
             manifest: The checkpoint's own.
             before: The state of its base; None for a complete manifest and for a job's first.
             call_uid: Names this call, and its pin; 32 characters of [0-9a-f].
+            held_for: The fork that needs it; see `dstl_service.registry.forks`.
 
         Returns:
             What has the name: it may have been made by an earlier call.
@@ -82,13 +85,15 @@ class SavepointStore:
             NotFoundError: The checkpoint's manifest is gone: it was subsumed meanwhile.
             UnavailableError: The pin was deleted while this call ran.
         """
-        savepoint = replace(manifest, kind=ManifestKind.COMPLETE, kept_by=call_uid, under_way=NOTHING)
+        savepoint = replace(
+            manifest, kind=ManifestKind.COMPLETE, kept_by=call_uid, under_way=NOTHING, held_for=held_for
+        )
         if before is not None:
             savepoint = replace(savepoint, earlier=tuple(before.log), materializations=before.materializations)
         key = manifest_key(self._folder.path, manifest.id, manifest.generation)
         return self._create(name, savepoint, lambda: decode_manifest(self._store.get(key), key).uid == manifest.uid)
 
-    def copy(self, name: str, copied: str, call_uid: str) -> Manifest:
+    def copy(self, name: str, copied: str, call_uid: str, held_for: str = "") -> Manifest:
         """
         Copy a savepoint under another name; idempotent.
 
@@ -99,7 +104,13 @@ class SavepointStore:
             NotFoundError: There is no savepoint of this name, or it was deleted meanwhile.
         """
         found = self._find(copied)
-        return self._create(name, replace(found[1], kept_by=call_uid), lambda: self._find(copied) == found)
+        made = replace(found[1], kept_by=call_uid, held_for=held_for)
+        return self._create(name, made, lambda: self._find(copied) == found)
+
+    def add_hold(self, name: str, named: Manifest, call_uid: str, held_for: str) -> None:
+        """Keep what a manifest names that is no checkpoint of this job: a fork needs it."""
+        made = replace(named, kind=ManifestKind.COMPLETE, kept_by=call_uid, under_way=NOTHING, held_for=held_for)
+        self._create(name, made, lambda: True)
 
     def _create(self, name: str, savepoint: Manifest, is_whole: Callable[[], bool]) -> Manifest:
         with suppress(NotFoundError):
@@ -168,13 +179,13 @@ class SavepointStore:
         key = self._key(one)
         return decode_manifest(self._store.get(key), key)
 
-    def names(self) -> list[str]:
-        """Return the names of all savepoints, and of all pins."""
-        return [title for title, _ in self._listed()]
+    def names(self, prefix: str = "") -> list[str]:
+        """Return the names of all savepoints, and of all pins, that begin with `prefix`."""
+        return [title for title, _ in self._listed(prefix)]
 
-    def _listed(self) -> list[tuple[str, str]]:
+    def _listed(self, prefix: str = "") -> list[tuple[str, str]]:
         """Return all savepoints and pins that are listed: what people call them, and their objects."""
-        listed = savepoint_objects(self._store, self._folder)
+        listed = savepoint_objects(self._store, self._folder, prefix)
         now = self.register.read(begin=False)
         return sorted((now.title(one), one) for one in listed)
 
@@ -241,9 +252,9 @@ class SavepointStore:
         with suppress(NotFoundError):
             self.delete(name)
 
-    def _all_for_deletion(self, *, begin: bool = True) -> list[tuple[str, Manifest]]:
+    def _all_for_deletion(self, prefix: str = "", *, begin: bool = True) -> list[tuple[str, Manifest]]:
         """
-        Return all savepoints by name, including those that no listing shows yet.
+        Return all savepoints by name, or those of a prefix, including those that no listing shows yet.
 
         A name on the register without its object is left to a person. No death leaves one: an object is put before its
         name is on the register, never put there once it was deleted, and deleted after its name is taken off. So the
@@ -255,10 +266,11 @@ class SavepointStore:
         """
         missing = ""
         for _ in range(_LOOKS_MAX):
-            listed = savepoint_objects(self._store, self._folder)
+            listed = savepoint_objects(self._store, self._folder, prefix)
             now = self.register.read(begin=begin)
+            there = sorted(one for one in {*listed, *now.objects} if one.startswith(prefix))
             try:
-                return [(missing := now.title(one), self._load(one)) for one in sorted({*listed, *now.objects})]
+                return [(missing := now.title(one), self._load(one)) for one in there]
             except NotFoundError:  # deleted since, or copied under a name not listed
                 continue
         raise UnavailableError(
@@ -266,6 +278,16 @@ class SavepointStore:
             f"later; if it is lost, `dstl savepoints --delete {missing}` takes it off the register",
             job=self._job,
         )
+
+    def registered(self, prefix: str) -> list[tuple[str, Manifest]]:
+        """
+        Return the savepoints whose names begin with `prefix`, those too that no listing shows yet; no pins.
+
+        Raises:
+            UnavailableError: A savepoint on the register is not found, or not yet.
+            CorruptDataError: One of them, or the register, cannot be read.
+        """
+        return [(name, found) for name, found in self._all_for_deletion(prefix, begin=False) if PIN not in name]
 
     def object_keys(self) -> set[str]:
         """

@@ -122,11 +122,11 @@ class OwnedJob(ManifestReader):
         """Raise `FencedError` if a newer epoch began."""
         self._epochs.check_newest(epoch)
 
-    def keep(self, name: str, manifest: Manifest) -> Manifest:
+    def keep(self, name: str, manifest: Manifest, held_for: str = "") -> Manifest:
         """Keep a checkpoint under a name; see `dstl_service.registry.savepoints.SavepointStore.create`."""
         base = manifest.base if manifest.kind is ManifestKind.DELTA else None
         before = self.state(base) if base is not None else None
-        return self.savepoints.create(name, manifest, before, self._ids.unique_id())
+        return self.savepoints.create(name, manifest, before, self._ids.unique_id(), held_for)
 
     def newest(self) -> Manifest | None:
         """Return the newest checkpoint, or None."""
@@ -276,6 +276,7 @@ def first_of_branch(target: Manifest, newest: CheckpointRef, epoch: int, uid: st
         created_ms=created_ms,
         rewound_from=newest,
         kept_by="",
+        held_for="",
         under_way=NOTHING,
     )
 

@@ -12,6 +12,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field
 
 from dstl_service.formats.manifest import Manifest
+from dstl_service.registry.forks import has_hold
 from dstl_service.repair.scan import Registry, read_registry
 from dstl_service.repair.snapshots import check_snapshots
 from storage.errors import CorruptDataError, NotFoundError
@@ -54,6 +55,14 @@ def check_job(store: ObjectStore, job: str) -> FsckReport:
             report.bytes_read += check_object(store, key, handles)
         except CorruptDataError as error:
             report.problems.append(error.message)
+    if (origin := registry.origin) is not None and registry.uid is not None:
+        foreign = [key for key in _named(chain) if not key.startswith(f"{job}/")]
+        if foreign and not has_hold(store, registry.uid, origin):
+            report.problems.append(
+                f"{len(foreign)} objects of other jobs are needed, such as {foreign[0]}, and no savepoint of job "
+                f"{origin.job!r} keeps them for this fork: it was lost with that job's registry. `dstl gc --delete` of "
+                "the fork makes it again"
+            )
     snapshots = {handle for manifest in chain for handle in manifest.materializations}
     for size_bytes, problem in check_snapshots(store, sorted(snapshots, key=lambda handle: handle.index_key)):
         report.bytes_read += size_bytes

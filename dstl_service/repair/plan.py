@@ -22,7 +22,7 @@ from dstl_service.formats.checkpoint_header import header_of
 from dstl_service.formats.checkpoint_record import CheckpointRecord, NotedSet
 from dstl_service.formats.manifest import Manifest, StateView
 from dstl_service.repair.scan import Registry
-from dstl_service.wire import CheckpointRef, OperatorInfo
+from dstl_service.wire import CheckpointRef, ForkOrigin, OperatorInfo
 from storage.errors import CorruptDataError
 from storage.model import ChangeSetId, SegmentHandle, SegmentKind
 
@@ -51,9 +51,10 @@ class CheckpointCandidate:
         start: All earlier state, if recorded.
         manifest: The readable manifest, if there is one.
         note: Handle of its note, if known.
-        is_kept: A savepoint keeps it, or the job was rewound to it, so it existed.
+        is_kept: A savepoint keeps it, or the job was rewound to it or began with it as a fork, so it existed.
         closed_ms: As in the manifest.
         rewound_from: As in the manifest.
+        forked_from: As in the manifest.
     """
 
     id: int
@@ -72,6 +73,7 @@ class CheckpointCandidate:
     is_kept: bool = False
     closed_ms: int | None = None
     rewound_from: CheckpointRef | None = None
+    forked_from: ForkOrigin | None = None
 
     @property
     def key(self) -> _Key:
@@ -88,7 +90,7 @@ class CheckpointCandidate:
             sets=record.sets,
             start=StateView((), []) if record.base is None and record.start is None else record.start,
             note=handle,
-            is_kept=record.rewound_from is not None,
+            is_kept=record.rewound_from is not None or (record.forked_from is not None and record.base is None),
             **header_of(record),
         )
 

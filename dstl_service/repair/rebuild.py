@@ -15,7 +15,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
 
 from dstl_service.formats.checkpoint_record import CheckpointRecord
-from dstl_service.formats.keys import EpochRecord, Place, encode_job, epoch_key, manifest_key, number_of
+from dstl_service.formats.keys import EpochRecord, JobRecord, Place, encode_job, epoch_key, manifest_key, number_of
 from dstl_service.formats.manifest import Manifest, encode_manifest
 from dstl_service.registry.hints import forget_hints
 from dstl_service.registry.job_store import JobStore
@@ -130,6 +130,7 @@ def rebuild_registry(
         objects=len(survey.objects),
         notes=len(survey.records),
     )
+    survey.read_named(candidates)
     plan = survey.choose_verified(candidates, registry, up_to)
     report.lost = [f"checkpoint {name} is lost: {reason}" for name, reason in plan.lost]
     report.registry_problems += [
@@ -162,7 +163,8 @@ def rebuild_registry(
         manifests.append(first)
     if write:
         _check_writable(not_fenced(candidates, registry), report, newest, registry.folder)
-        _write(store, registry, report, manifests, life, _max_parallelism(registry, survey.records, life), clock, ids)
+        record = JobRecord(life, _max_parallelism(registry, survey.records, life), newest.forked_from)
+        _write(store, registry, report, manifests, record, clock, ids)
     return report
 
 
@@ -202,8 +204,7 @@ def _write(
     registry: Registry,
     report: RebuildReport,
     manifests: Sequence[Manifest],
-    uid: str,
-    max_parallelism: int,
+    job_record: JobRecord,
     clock: Clock,
     ids: IdSource,
 ) -> None:
@@ -221,7 +222,7 @@ def _write(
     # Restored checkpoints may lie before the places that hints skip to.
     forget_hints(store, registry.folder)
     if report.branch:
-        note = put_note(store, ids, job, max_parallelism, manifests[-1])
+        note = put_note(store, ids, job, job_record.max_parallelism, manifests[-1])
         manifests = [*manifests[:-1], replace(manifests[-1], note=note)]
     for manifest in reversed(manifests):
         key = manifest_key(registry.folder, manifest.id, manifest.generation)
@@ -229,7 +230,9 @@ def _write(
     epoch = report.epoch - 1
     newest = CheckpointRef.parse(report.checkpoint)
     branch = Place.of(newest.id, newest.generation).branch
-    fences = missing_fences([*registry.manifests.values(), *manifests], branch, uid, epoch, ids, clock.now_ms())
+    fences = missing_fences(
+        [*registry.manifests.values(), *manifests], branch, job_record.uid, epoch, ids, clock.now_ms()
+    )
     kept = [*report.manifests, registry.record_key]
     for one in fences:
         kept.append(manifest_key(registry.folder, one.id, one.generation))
@@ -238,7 +241,7 @@ def _write(
     store.put(epoch_key(registry.folder, epoch), record.encode(), if_absent=True)
     if registry.uid is None:
         key = registry.record_key
-        store.put(key, encode_job(uid, max_parallelism), if_absent=key not in registry.damaged)
+        store.put(key, encode_job(*job_record), if_absent=key not in registry.damaged)
     store.delete([key for key in report.moved if key not in kept])
     # Like any new owner: fences drivers that may still run, and proves that the registry is readable again.
     job_store = JobStore(store, job, clock, ids)

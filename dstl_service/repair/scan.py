@@ -13,7 +13,8 @@ from dataclasses import dataclass, field
 
 from dstl_service.formats.keys import EpochRecord, Place, decode_job, epoch_key, manifest_key, number_of, place_of
 from dstl_service.formats.manifest import Manifest, decode_manifest
-from dstl_service.registry.lives import Lives, life_folder, record_key
+from dstl_service.registry.lives import Lives, first_epoch, life_folder, record_key
+from dstl_service.wire import ForkOrigin
 from storage.errors import CorruptDataError, NewerFormatError, NotFoundError
 from storage.object_store import ObjectStore
 
@@ -30,6 +31,7 @@ class Registry:
         ended: How many lives are known to have ended.
         uid: The job's uid, or None if ``job.json`` is missing or damaged.
         max_parallelism: Likewise.
+        origin: Where the job began, if it is a fork; likewise.
         epochs: Numbers of all readable epoch records, ascending.
         manifests: All readable manifests by place (id, generation), fences too.
         savepoints: All readable savepoints by name.
@@ -42,6 +44,7 @@ class Registry:
     ended: int = 0
     uid: str | None = None
     max_parallelism: int | None = None
+    origin: ForkOrigin | None = None
     epochs: list[int] = field(default_factory=list)
     manifests: dict[tuple[int, int], Manifest] = field(default_factory=dict)
     savepoints: dict[str, Manifest] = field(default_factory=dict)
@@ -108,7 +111,7 @@ class Registry:
         if self.uid is None and self.record_key not in self.damaged:
             found.append(f"{self.record_key} is missing")
         in_manifests = max((manifest.epoch for manifest in self.manifests.values()), default=0)
-        if in_manifests > max(self.epochs, default=0):
+        if in_manifests > max(self.epochs, default=first_epoch(self.life) - 1):  # of which a fork's first manifest is
             found.append(f"{epoch_key(self.folder, in_manifests)} is missing: a manifest is of this epoch")
         if self.newest is not None:
             try:
@@ -140,7 +143,7 @@ def read_registry(store: ObjectStore, job: str, life_min: int = 0) -> Registry:
     registry = Registry(job, ended if lives.has_job() else max(ended, lives.stored(), life_min), ended)
     folder, key = registry.folder, registry.record_key
     try:
-        registry.uid, registry.max_parallelism = decode_job(store.get(key), key)
+        registry.uid, registry.max_parallelism, registry.origin = decode_job(store.get(key), key)
     except NotFoundError:
         pass
     except CorruptDataError as error:

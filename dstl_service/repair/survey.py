@@ -45,6 +45,16 @@ class Survey:
                 self.records += [(record, handle, info.modified_ms) for record, handle in records]
                 self.problems += problems
 
+    def read_named(self, candidates: Iterable[CheckpointCandidate]) -> None:
+        """Read the indexes of those objects of other jobs that candidates of a fork name."""
+        logs = (one.start.log for one in candidates if one.start is not None and one.forked_from is not None)
+        sets = {handle.object_key: handle.object_size_bytes for log in logs for handle in log}
+        foreign = [key for key in sets if not key.startswith(f"{self._job}/")]
+        with ThreadPoolExecutor(_READ_AT_ONCE) as threads:
+            for entries in threads.map(lambda key: self._read_foreign(key, sets[key]), foreign):
+                for handle in entries:
+                    self.stored.setdefault(handle.entry.id, []).append(handle)
+
     def choose_verified(
         self, candidates: Sequence[CheckpointCandidate], registry: Registry, up_to: int | None
     ) -> RecoveryPlan:
@@ -86,6 +96,13 @@ class Survey:
                 except NotFoundError as error:
                     problems.append(error.message)
         return handles, records, problems
+
+    def _read_foreign(self, key: str, size_bytes: int) -> list[SegmentHandle]:
+        try:
+            return [SegmentHandle(key, size_bytes, entry) for entry in read_index(self._store, key, size_bytes)]
+        except (CorruptDataError, NotFoundError) as error:
+            self.problems.append(error.message)
+            return []
 
     def _verify(self, key: str, handles: Sequence[SegmentHandle]) -> bool:
         try:

@@ -12,6 +12,7 @@ from dstl_service.wire.limits import (
     Flag,
     HostName,
     Limits,
+    Name,
     Number,
     Parallelism,
     Partition,
@@ -172,6 +173,14 @@ class SavepointRequest:
     """The checkpoint that a savepoint keeps; null: the newest."""
 
     checkpoint_id: Number | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class ForkRequest:
+    """The checkpoint at which a fork begins: a retained one, or a savepoint's; if both are null, the newest."""
+
+    checkpoint_id: Number | None = None
+    savepoint: Name | None = None
 
 
 def to_json(value: Any) -> bytes:

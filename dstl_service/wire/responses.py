@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Any
 
-from dstl_service.wire.values import CheckpointRef, OperatorInfo
+from dstl_service.wire.values import CheckpointRef, ForkOrigin, OperatorInfo
 from storage.errors import ErrorKind
 
 
@@ -24,7 +24,8 @@ class CheckpointInfo:
     One completed checkpoint, as listings and drivers see it; `query_id` and `offsets` are Spark's.
 
     `rewound_from` was the newest checkpoint when the job was rewound to this one. `closed_ms` is the watermark at which
-    the batch was closed: timers due up to it have fired. It is None if batches are not closed.
+    the batch was closed: timers due up to it have fired. It is None if batches are not closed. `forked_from` is where
+    the job began if it is a fork; its first checkpoint is the one without `base`.
     """
 
     ref: CheckpointRef
@@ -38,6 +39,7 @@ class CheckpointInfo:
     segment_bytes: int
     rewound_from: CheckpointRef | None = None
     closed_ms: int | None = None
+    forked_from: ForkOrigin | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -76,6 +76,21 @@ class CheckpointRef:
 
 
 @dataclass(frozen=True, slots=True)
+class ForkOrigin:
+    """
+    Where a forked job began: at a checkpoint of another job of the same storage, its *parent*.
+
+    `life` is the parent's, see `dstl_service.registry.lives`. `savepoint` is the parent's that keeps the checkpoint
+    until the fork has begun.
+    """
+
+    job: Name
+    life: Number
+    checkpoint: CheckpointRef
+    savepoint: Name
+
+
+@dataclass(frozen=True, slots=True)
 class StateInfo:
     """
     A state variable: its number inside table keys, and its value schema as Spark's JSON text.

@@ -2,7 +2,8 @@
 The driver of the Kafka test: a job between two topics that reads all existing rows, or dies within a batch.
 
 ``--die-in-batch`` kills the process when the batch's rows are in Kafka and its checkpoint does not exist yet, and the
-offsets of the checkpoint before are committed to the consumer group.
+offsets of the checkpoint before are committed to the consumer group. ``--fork`` forks the job when it has read all,
+and runs the fork over more rows, exactly once to a topic of its own.
 """
 
 from __future__ import annotations
@@ -36,6 +37,7 @@ def main() -> None:
     parser.add_argument("--local-dir", required=True)
     parser.add_argument("--produce", type=Path, required=True, help="rows for the input's topic")
     parser.add_argument("--die-in-batch", type=int)
+    parser.add_argument("--fork", type=Path, help="rows for a fork of the job")
     options = parser.parse_args()
     settings = {
         "jars": options.jars,
@@ -46,7 +48,7 @@ def main() -> None:
     produce(spark, options.servers, json.loads(options.produce.read_text(encoding="utf-8")))
     if options.die_in_batch is not None:
         die_before_checkpoint(options.die_in_batch, options.servers)
-    run(spark, options)
+    run(spark, options, "job", "out", consumerGroup=GROUP)
     seen = (
         spark.read.format("kafka")
         .options(**{"kafka.bootstrap.servers": options.servers, "subscribe": "out"})
@@ -56,6 +58,9 @@ def main() -> None:
     )
     rows = json.dumps([list(row) for row in seen.collect()])
     (options.folder / "out.json").write_text(rows, encoding="utf-8")
+    if options.fork is not None:
+        produce(spark, options.servers, json.loads(options.fork.read_text(encoding="utf-8")))
+        run(spark, options, "fork", "forked", fork_of="job", guarantee="exactly-once")
 
 
 def produce(spark: SparkSession, servers: str, rows: list[tuple[str | None, float]]) -> None:
@@ -78,8 +83,10 @@ def die_before_checkpoint(batch_id: int, servers: str) -> None:
     JobSession.complete = dying  # type: ignore[method-assign]  # a driver that dies in it
 
 
-def run(spark: SparkSession, options: argparse.Namespace) -> None:
-    """Run the job over all rows in its topic."""
+def run(
+    spark: SparkSession, options: argparse.Namespace, job: str, topic: str, fork_of: str | None = None, **writing: str
+) -> None:
+    """Run a job over all rows in its topic."""
     stream = (
         spark.readStream.format("kafka")
         .option("kafka.bootstrap.servers", options.servers)
@@ -91,16 +98,16 @@ def run(spark: SparkSession, options: argparse.Namespace) -> None:
         .select("row.*")
     )
     backend = ChangelogStateBackend(
-        f"file://{options.folder / 'store'}", job="job", local_dir=options.local_dir, parallelism=2
+        f"file://{options.folder / 'store'}", job=job, local_dir=options.local_dir, parallelism=2, fork_of=fork_of
     )
     totals = backend.transform_with_state(stream.groupBy("k"), Totals(), OUTPUT, "Update", "None")
     query = (
         totals.selectExpr("k as key", "to_json(struct(k, n, s)) as value")
         .writeStream.format("kafka")
         .option("kafka.bootstrap.servers", options.servers)
-        .option("topic", "out")
-        .option("consumerGroup", GROUP)
-        .option("checkpointLocation", str(options.folder / "chk"))
+        .option("topic", topic)
+        .options(**writing)
+        .option("checkpointLocation", str(options.folder / f"chk-{job}"))
         .outputMode("update")
         .trigger(availableNow=True)
         .start()

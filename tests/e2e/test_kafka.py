@@ -17,9 +17,9 @@ from dstl_service.registry.job_store import JobStore
 from dstl_service.wire import source_offsets
 from storage.clock import SystemClock, SystemIds
 from storage.open import open_store
-from tests.e2e.kafka_program import GROUP
+from tests.e2e.kafka_program import GROUP, PARTITIONS
 from tests.e2e.support import expected_state, random_input, stored_totals
-from tests.support.kafka_reader import committed_offsets
+from tests.support.kafka_reader import committed_offsets, committed_values
 from tools.servers.kafka import KafkaBroker, connector_jars
 
 pytestmark = pytest.mark.e2e
@@ -53,20 +53,26 @@ def test_job_from_topic_to_topic_is_killed_and_goes_on(tmp_path: Path, local_dir
     The driver dies when the second batch is in Kafka and its checkpoint is not: a new driver executes it again, from
     the same offsets and the same state. A row has the number of values of its key so far, and their sum.
 
+    A fork of the job then reads what comes after, and no row again, and publishes just that.
+
     The offsets of the consumer group are always those of a checkpoint: of the last one whose driver lived long enough.
     """
-    files = random_input(seed=70, batches=2, rows=240, keys=20)
+    *files, later = random_input(seed=70, batches=3, rows=240, keys=20)
+    (tmp_path / "later.json").write_text(json.dumps(later), encoding="utf-8")
+    fork = ["--fork", str(tmp_path / "later.json")]
     with KafkaBroker() as broker:
         assert run_program(broker, tmp_path, local_dir, files[0], "--die-in-batch", "1") == -signal.SIGKILL
         lagging = committed_offsets(broker.servers, GROUP)
         assert lagging == offsets_of_newest_checkpoint(tmp_path)
         assert 0 < sum(lagging.values()) < 240  # it lags
-        ended = run_program(broker, tmp_path, local_dir, files[1])
+        ended = run_program(broker, tmp_path, local_dir, files[1], *fork)
         if ended == 1 and version("pyspark").startswith("4.1."):  # its Kafka source fails after a batch it repeats
-            ended = run_program(broker, tmp_path, local_dir, [])
+            ended = run_program(broker, tmp_path, local_dir, [], *fork)
         assert ended == 0
         assert committed_offsets(broker.servers, GROUP) == offsets_of_newest_checkpoint(tmp_path)
         assert sum(committed_offsets(broker.servers, GROUP).values()) == 480
+        found = [committed_values(broker.servers, "forked", partition=number) for number in range(PARTITIONS)]
+        published = [json.loads(value) for values in found for value in values]
 
     possible: dict[str | None, list[tuple[int, float]]] = defaultdict(list)
     for key, value in [row for rows in files for row in rows]:
@@ -80,4 +86,9 @@ def test_job_from_topic_to_topic_is_killed_and_goes_on(tmp_path: Path, local_dir
     repeated = [key for (key, _), count in times.items() if count > 1]
     assert set(times.values()) == {1, 2}
     assert len(repeated) == len(set(repeated)) > 10
-    assert stored_totals(f"file://{tmp_path / 'store'}", "job") == expected_state(files)
+    store = f"file://{tmp_path / 'store'}"
+    assert stored_totals(store, "job") == expected_state(files)
+    assert stored_totals(store, "fork") == expected_state([*files, later])
+    assert len({(row.get("k"), row["n"]) for row in published}) == len(published)
+    assert all(row["n"] > possible[row.get("k")][-1][0] for row in published)
+    assert {row.get("k") for row in published} == {key for key, _ in later}

@@ -17,6 +17,7 @@ from tests.modelcheck.explorer import Run
 from tests.modelcheck.oracle import Oracle
 from tests.modelcheck.scheduler import Scheduler, TurnsStore, ViolationError
 
+JOB = "job"
 RETAINED = 2
 MINUTE_MS = 60_000
 HOUR_MS = 60 * MINUTE_MS
@@ -62,6 +63,7 @@ class CheckedCluster:
         self.scheduler = Scheduler()
         self.store = TurnsStore(self.scheduler, self.clock)
         self.oracle = Oracle(self.store, RETAINED)
+        self.oracles = {JOB: self.oracle}
         self.processes = 0
         self.mail: list[object] = []
         self.outside = Outside()
@@ -87,19 +89,25 @@ class CheckedCluster:
             self.scheduler.yield_before(f"{step_ms // MINUTE_MS} minutes pass")
             self.clock.advance(step_ms)
 
-    def completed(self, uid: str) -> None:
+    def oracle_of(self, job: str) -> Oracle:
+        """Return what observes a job."""
+        if job not in self.oracles:
+            self.watch(job, Oracle(self.store, RETAINED, job))
+        return self.oracles[job]
+
+    def completed(self, uid: str, job: str = JOB) -> None:
         """Record that a checkpoint was reported to its driver."""
-        self.oracle.reported.append(uid)
+        self.oracle_of(job).reported.append(uid)
 
-    def saved(self, name: str, ref: CheckpointRef) -> None:
+    def saved(self, name: str, ref: CheckpointRef, job: str = JOB) -> None:
         """Record that a savepoint of a checkpoint was reported to its caller."""
-        self.oracle.save(name, ref)
-        self._judge(lambda: self.oracle.check("after the report of savepoint " + name))
+        self.oracle_of(job).save(name, ref)
+        self._judge(lambda: self.oracle_of(job).check("after the report of savepoint " + name))
 
-    def unsaved(self, name: str) -> None:
+    def unsaved(self, name: str, job: str = JOB) -> None:
         """Record that a savepoint is about to be deleted, which may happen at any time from now on."""
-        self.oracle.savepoints.pop(name, None)
-        self.oracle.deleted.append(name)
+        self.oracle_of(job).savepoints.pop(name, None)
+        self.oracle_of(job).deleted.append(name)
 
     def copy(self) -> CheckedCluster:
         """Return a cluster in the same state, without the processes of this one."""
@@ -107,6 +115,10 @@ class CheckedCluster:
         other.clock.advance(self.clock.monotonic_ms())
         other.store.load(self.store.objects())
         other.oracle = self.oracle.copy(other.store)
+        other.oracles = {JOB: other.oracle}
+        for job, oracle in self.oracles.items():
+            if job != JOB:
+                other.watch(job, oracle.copy(other.store))
         other.processes = self.processes
         other.outside = Outside([*self.outside.records], self.outside.marker)
         return other
@@ -117,11 +129,29 @@ class CheckedCluster:
 
     def state_at_the_end(self) -> int:
         """Return a number that is equal for clusters at rest that no check can tell apart."""
-        return hash((self.state(), self.oracle.state(), self.processes))
+        oracles = tuple(oracle.state() for oracle in self.oracles.values())
+        return hash((self.state(), oracles, self.processes))
+
+    def watch(self, job: str, oracle: Oracle) -> None:
+        """Have an oracle observe another job."""
+        oracle.share(self.oracle.knowledge)
+        self.oracles[job] = oracle
 
     def _listen(self) -> None:
-        self.store.on_put = lambda key, data: self._judge(lambda: (self.oracle.put(key, data), self._check_output()))
-        self.store.on_delete = lambda key: self._judge(lambda: (self.oracle.delete(key), self._check_output()))
+        self.store.on_put = lambda key, data: self._judge(lambda: self._put(key, data))
+        self.store.on_delete = lambda key: self._judge(lambda: self._delete(key))
+
+    def _put(self, key: str, data: bytes) -> None:
+        self.oracle_of(_job_of(key)).put(key, data)
+        self._check_output()
+
+    def _delete(self, key: str) -> None:
+        job = _job_of(key)
+        self.oracle_of(job).delete(key)
+        for other, oracle in self.oracles.items():
+            if other != job:
+                oracle.check("after the deletion of " + key)
+        self._check_output()
 
     def check_output(self) -> None:
         """Check what was published, and that what was not can be read."""
@@ -173,3 +203,9 @@ class History:
             return Run(cluster.scheduler, cluster.state, lambda: finish(cluster))
 
         return make
+
+
+def _job_of(key: str) -> str:
+    """Return the job to which an object belongs, whether it lies in its folder or beside it."""
+    folder, _, rest = key.partition("/")
+    return rest.partition("/")[0] if folder in ("@lives", "@fates") else JOB if folder.startswith("@") else folder

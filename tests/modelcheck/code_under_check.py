@@ -20,31 +20,35 @@ from unittest import mock
 
 from backend_client.sinks.slot_publishing import Target
 from backend_client.spark.output.stored_sinks import first_target
+from dstl_service.checkpoints.fork import fork_job
 from dstl_service.checkpoints.rewind import rewind
 from dstl_service.collection.retention import RetentionSettings
-from dstl_service.collection.tombstones import Deletions, Tombstone
+from dstl_service.collection.tombstones import Deletions
 from dstl_service.compaction.plan import CompactionSettings
 from dstl_service.composition import compose
 from dstl_service.formats.manifest import Manifest, decode_manifest
+from dstl_service.formats.tombstone import Tombstone
 from dstl_service.formats.under_way import uid_in_key
 from dstl_service.materialization.snapshot_folder import FoundFile
 from dstl_service.peers.client import PeerClient
+from dstl_service.registry.forks import has_hold
 from dstl_service.registry.job_store import JobStore
 from dstl_service.restore.plan import plan_restore, read_plan, read_snapshots
 from dstl_service.restore.segment_cache import SegmentCache
 from dstl_service.settings import CacheSettings, GcSettings, ServiceSettings
 from dstl_service.wire import SINK, ChangeSetRef, CheckpointRef, CompleteRequest, OpenJob, OperatorInfo
 from storage.change_set import decode_change_set, encode_change_set
+from storage.errors import DstlError
 from storage.key_groups import KeyGroupRange
 from storage.model import ChangeSetId, Segment, Writer
 from storage.testing import FakeIds
-from tests.modelcheck.cluster import DAY_MS, RETAINED, CheckedCluster, ProcessClock
-from tests.modelcheck.oracle import Table
+from tests.modelcheck.cluster import DAY_MS, JOB, RETAINED, CheckedCluster, ProcessClock
+from tests.modelcheck.oracle import Oracle, Table
 from tests.modelcheck.output import SINK_NAME, SLOT_GROUP, logged_record, publish
 from tests.modelcheck.scheduler import ActorLoop, ViolationError
 from tests.rocksdb_files import CURRENT, MANIFEST, sst_content, sst_file
 
-JOB, OPERATOR = "job", "op"
+OPERATOR = "op"
 GROUPS = KeyGroupRange(0, 127)
 COMPLETE_EVERY = 3
 COLLECTIONS_LAST = 2
@@ -63,12 +67,20 @@ class Process:
         wrong_ms: How far its clock is ahead.
         compacts: Whether it compacts the log at every checkpoint.
         has_sink: Whether its query has a sink, to which each batch logs a record.
+        job: The job for which it works.
     """
 
     def __init__(
-        self, cluster: CheckedCluster, wrong_ms: int = 0, *, compacts: bool = False, has_sink: bool = False
+        self,
+        cluster: CheckedCluster,
+        wrong_ms: int = 0,
+        *,
+        compacts: bool = False,
+        has_sink: bool = False,
+        job: str = JOB,
     ) -> None:
         self.cluster = cluster
+        self.job = job
         cluster.processes += 1
         self.clock = ProcessClock(cluster.clock, wrong_ms)
         self.ids = FakeIds(cluster.processes)
@@ -89,11 +101,16 @@ class Process:
         self.targets: list[Target] = []
         self.executor = Process(cluster) if has_sink else self
 
+    @property
+    def oracle(self) -> Oracle:
+        """What observes its job."""
+        return self.cluster.oracle_of(self.job)
+
     # --- A driver and its coordinator --------------------------------------------------------------------------------
 
     def open(self) -> None:
         """Take the job over."""
-        opened = self.do(self.parts.opener.open(JOB, OpenJob("model")))
+        opened = self.do(self.parts.opener.open(self.job, OpenJob("model")))
         self.epoch, self.base = opened.epoch, opened.latest.ref if opened.latest else None
         if self.has_sink and opened.latest is not None:
             known = next((info for info in opened.latest.operators if info.is_sink), None)
@@ -105,37 +122,37 @@ class Process:
 
     def look(self) -> None:
         """Open the job without taking it over."""
-        self.do(self.parts.catalog.job(JOB))
+        self.do(self.parts.catalog.job(self.job))
 
     def batch(self, *snapshots: dict[str, Any]) -> CheckpointRef:
         """Execute a batch that writes a key of its own, and complete its checkpoint; tasks reported these snapshots."""
-        oracle = self.cluster.oracle
+        oracle = self.oracle
         checkpoint_id = self.base.id + 1 if self.base else 0
         before = oracle.contents(oracle.manifest(self.base))
-        self.do(self.parts.checkpointer.begin(JOB, checkpoint_id, self.epoch))
-        set_id = ChangeSetId(JOB, OPERATOR, checkpoint_id, Writer(self.epoch, 1), 0, 0)
-        key, value = b"\0\0" + f"{checkpoint_id:03}".encode(), f"{self.epoch}".encode()
+        self.do(self.parts.checkpointer.begin(self.job, checkpoint_id, self.epoch))
+        set_id = ChangeSetId(self.job, OPERATOR, checkpoint_id, Writer(self.epoch, 1), 0, 0)
+        key, value = b"\0\0" + f"{checkpoint_id:03}".encode(), self._value()
         oracle.expect(set_id, {**before, key: value})
         refs = [self._append(Segment.of(set_id, GROUPS, 1, _encoded(key, value)))]
         operators = [OperatorInfo(OPERATOR, 1, "{}", {})]
         if self.has_sink:
-            output_id = ChangeSetId(JOB, SINK_NAME, checkpoint_id, Writer(self.epoch, 1), 0, 0)
+            output_id = ChangeSetId(self.job, SINK_NAME, checkpoint_id, Writer(self.epoch, 1), 0, 0)
             refs.append(self._append(Segment.of(output_id, SLOT_GROUP, 1, logged_record(checkpoint_id, self.epoch))))
             operators.append(OperatorInfo(SINK_NAME, 1, "Model", {}, kind=SINK, published=self.published))
         request = CompleteRequest(
             self.epoch, self.ids.unique_id(), self.base, refs, operators, materializations=list(snapshots)
         )
-        answer = self.do(self.parts.checkpointer.complete(JOB, checkpoint_id, request))
+        answer = self.do(self.parts.checkpointer.complete(self.job, checkpoint_id, request))
         self.base = answer.ref
         self.targets.append(Target(answer.ref))
-        self.cluster.completed(answer.ref.uid)
+        self.cluster.completed(answer.ref.uid, self.job)
         return answer.ref
 
     def settle(self) -> None:
         """Do a coordinator's work after its checkpoints: compact, and delete what was subsumed and is due."""
 
         async def settled() -> None:
-            self.parts.background_work.maintenance_of(self.parts.jobs.get(JOB)).wake()
+            self.parts.background_work.maintenance_of(self.parts.jobs.get(self.job)).wake()
             while self.parts.is_busy:  # noqa: ASYNC110 - it has no event, and each round does some of it
                 await asyncio.sleep(0)
 
@@ -145,7 +162,7 @@ class Process:
         """Publish, through another host's sidecar, one checkpoint after the other of those that wait for it."""
         while self.targets:
             target = self.targets[0]
-            publish(self.executor, JOB, replace(target, newest=self.targets[-1].checkpoint))
+            publish(self.executor, self.job, replace(target, newest=self.targets[-1].checkpoint))
             self.published = target.checkpoint.id
             self.targets.remove(target)
 
@@ -169,14 +186,14 @@ class Process:
 
     def offered(self, version: CheckpointRef) -> dict[str, Any] | None:
         """Return what the next task, whose table must be at this checkpoint, is told to report."""
-        _, offer = self.do(self.parts.restores.plan(JOB, OPERATOR, GROUPS, None, version))
+        _, offer = self.do(self.parts.restores.plan(self.job, OPERATOR, GROUPS, None, version))
         return offer.report
 
     def _take(self, version: CheckpointRef) -> None:
         path = f"/{version.to_text()}"
-        folder = _Folder(path, self.cluster.oracle.contents(self.cluster.oracle.manifest(version)))
+        folder = _Folder(path, self.oracle.contents(self.oracle.manifest(version)))
         with mock.patch("dstl_service.materialization.tracked_table.SnapshotFolder.open", return_value=folder):
-            self.do(self.parts.restores.take_snapshot(JOB, OPERATOR, GROUPS, version, path))
+            self.do(self.parts.restores.take_snapshot(self.job, OPERATOR, GROUPS, version, path))
 
     # --- Others ------------------------------------------------------------------------------------------------------
 
@@ -184,33 +201,50 @@ class Process:
         """Collect the job's garbage."""
 
         async def collected() -> None:
-            await self.parts.background_work.collect(await self.parts.jobs.opened(JOB), dry_run=False)
+            await self.parts.background_work.collect(await self.parts.jobs.opened(self.job), dry_run=False)
 
         self.do(collected())
 
     def save(self, name: str, checkpoint_id: int | None = None) -> None:
         """Make a savepoint, by default of the newest checkpoint."""
-        made = self.do(self.parts.catalog.create_savepoint(JOB, name, checkpoint_id))
-        self.cluster.saved(name, made.ref)
+        made = self.do(self.parts.catalog.create_savepoint(self.job, name, checkpoint_id))
+        self.cluster.saved(name, made.ref, self.job)
 
     def forget_savepoint(self, name: str) -> None:
         """Delete a savepoint."""
-        self.cluster.unsaved(name)
-        self.do(self.parts.catalog.delete_savepoint(JOB, name))
+        self.cluster.unsaved(name, self.job)
+        self.do(self.parts.catalog.delete_savepoint(self.job, name))
 
     def rewind(self, **target: Any) -> None:
         """Rewind the job to a `checkpoint_id` or a `savepoint`."""
         given: dict[str, Any] = {"checkpoints_max": RETAINED, **target}
-        report = rewind(self.jobs(), JOB, self.ids, write=True, **given)
-        self.cluster.saved(report.savepoint, CheckpointRef.parse(report.newest))
+        report = rewind(self.jobs(), self.job, self.ids, write=True, **given)
+        self.cluster.saved(report.savepoint, CheckpointRef.parse(report.newest), self.job)
+
+    def fork(self, name: str, **target: Any) -> None:
+        """Fork the job, by default at its newest checkpoint."""
+        given: dict[str, Any] = {"checkpoints_max": RETAINED, **target}
+        fork_job(self.cluster.store, self.jobs(), self.job, name, self.clock, self.ids, **given)
+
+    def begin_fork(self, name: str) -> None:
+        """Decide a fork, as a process does that dies then."""
+        jobs, made = self.jobs(), JobStore(self.cluster.store, name, self.clock, self.ids)
+        newest = jobs.newest()
+        assert newest is not None
+        made.open(jobs.max_parallelism, jobs.offer(newest, None, name, 0))
 
     def bury(self) -> Tombstone:
         """Mark the job as deleted; the process that did so died before it fenced a running query."""
-        return self._deletions().bury(JOB, "model", 0)
+        return self._deletions().bury(self.job, "model", 0)
 
     def delete(self, tombstone: Tombstone) -> None:
         """Delete the stored objects of a job that is marked as deleted, and free its name."""
         self._deletions().collect(tombstone)
+
+    def undelete(self) -> None:
+        """Bring the job back if it is still marked as deleted: a fork needs it, and nobody took the mark away."""
+        if self._deletions().of(self.job) is not None:
+            self._deletions().undo(self.job)
 
     def delete_buried(self) -> None:
         """Delete the stored objects of all jobs that are marked as deleted, by any process."""
@@ -221,9 +255,13 @@ class Process:
 
     def jobs(self) -> JobStore:
         """Return the job's store as seen by a process that opened the job."""
-        jobs = JobStore(self.cluster.store, JOB, self.clock, self.ids)
+        jobs = JobStore(self.cluster.store, self.job, self.clock, self.ids)
         jobs.open(None)
         return jobs
+
+    def _value(self) -> bytes:
+        """Return what its batches write, another value in each run of each job."""
+        return f"{self.epoch}".encode() if self.job == JOB else f"{self.job}-{self.epoch}".encode()
 
     def _append(self, segment: Segment) -> ChangeSetRef:
         async def append() -> ChangeSetRef:
@@ -248,28 +286,61 @@ def first_checkpoints(cluster: CheckedCluster, count: int, **how: Any) -> Proces
 
 def finish(cluster: CheckedCluster) -> None:
     """Check a cluster in which no actor can continue: another driver then continues, and garbage is collected."""
-    oracle = cluster.oracle
+    person = Process(cluster)
+    person.delete_buried()
+    person.undelete()
+    forks = [job for job in cluster.oracles if job != JOB and _exists(cluster, job)]
+    for job in (*reversed(forks), JOB):  # a fork's fork first: what it needs of the fork keeps that's hold
+        _finish_job(cluster, job)
+    if left := [name for name in cluster.oracle.saved if name.startswith("fork-at-")]:
+        raise ViolationError(f"a fork has left savepoints: {left}")
+
+
+def _exists(cluster: CheckedCluster, job: str) -> bool:
+    """Return whether a fork was created. If its beginning is lost, it has never begun."""
+    process = Process(cluster, job=job)
+    if not JobStore(cluster.store, job, process.clock, process.ids).exists():
+        return False
+    try:
+        process.jobs().claim("model")
+    except DstlError as error:
+        if process.oracle.newest is not None:
+            raise ViolationError(f"fork {job} cannot go on: {error}") from error
+        process.delete(process.bury())
+        return False
+    jobs = process.jobs()
+    assert jobs.origin is not None
+    is_apart = all(map(jobs.owns, process.oracle.needed()))
+    if not is_apart and not has_hold(cluster.store, jobs.job_uid, jobs.origin):
+        raise ViolationError(f"nothing keeps what fork {job} needs")  # its collector would make another hold
+    return True
+
+
+def _finish_job(cluster: CheckedCluster, job: str) -> None:
+    oracle = cluster.oracle_of(job)
     oracle.check("in the end")
     newest = oracle.newest
     has_sink = newest is not None and any(operator.is_sink for operator in newest.operators)
-    driver = Process(cluster, has_sink=has_sink)
-    driver.delete_buried()
+    driver = Process(cluster, has_sink=has_sink, job=job)
     driver.open()
     oracle.check_reported()
-    driver.publish()
+    if has_sink:
+        driver.publish()
     driver.batch()
     driver.settle()
-    driver.publish()
+    if has_sink:
+        driver.publish()
     cluster.check_output()
     for _ in range(COLLECTIONS_LAST):
         cluster.clock.advance(8 * DAY_MS)
         driver.collect()
-    oracle.check("after the last collection")
+    for other in cluster.oracles.values():
+        other.check("after the last collection")
     oracle.check_reported()
-    _check_restored(cluster, driver.jobs())
-    stored = {info.key for folder in ("segments", "materialized") for info in cluster.store.list(f"{JOB}/{folder}/")}
+    _check_restored(cluster, driver.jobs(), oracle)
+    stored = {info.key for folder in ("segments", "materialized") for info in cluster.store.list(f"{job}/{folder}/")}
     if left := {key for key in stored - oracle.named() if not _is_under_way(key, oracle.newest)}:
-        raise ViolationError(f"garbage stays: {sorted(left)}")
+        raise ViolationError(f"garbage stays in job {job}: {sorted(left)}")
 
 
 def _is_under_way(key: str, newest: Manifest | None) -> bool:
@@ -277,12 +348,12 @@ def _is_under_way(key: str, newest: Manifest | None) -> bool:
     return newest is not None and uid_in_key(key) in newest.under_way.uids
 
 
-def _check_restored(cluster: CheckedCluster, job_store: JobStore) -> None:
+def _check_restored(cluster: CheckedCluster, job_store: JobStore, oracle: Oracle) -> None:
     """Restore all retained checkpoints and all savepoints as a new process does, and compare them."""
-    for name, savepoint in cluster.oracle.savepoints.items():
+    for name, savepoint in oracle.savepoints.items():
         if job_store.savepoints.load(name).ref != savepoint.ref:
             raise ViolationError(f"savepoint {name} is of another checkpoint than was reported")
-    for manifest in (*cluster.oracle.retained(), *cluster.oracle.savepoints.values()):
+    for manifest in (*oracle.retained(), *oracle.savepoints.values()):
         table: Table = {}
         plan = plan_restore(job_store, OPERATOR, GROUPS, None, manifest.ref)
         for _, _, files in read_snapshots(plan, cluster.store):
@@ -291,7 +362,7 @@ def _check_restored(cluster: CheckedCluster, job_store: JobStore) -> None:
                     table.update(_decoded(sst_content(bytes(data))))
         for _, payload in read_plan(plan, cluster.store, SegmentCache(0)):
             table.update(_decoded(bytes(payload)))
-        if table != cluster.oracle.contents(manifest):
+        if table != oracle.contents(manifest):
             raise ViolationError(f"{manifest.ref.to_text()} is restored with other content")
 
 

@@ -457,6 +457,177 @@ def pins_are_deleted(cluster: CheckedCluster) -> None:
     cluster.actor("person", clear)
 
 
+# --- Forks -----------------------------------------------------------------------------------------------------------
+
+
+GONE_ON = 5
+"""After this number of batches that compact, a job's checkpoints name nothing of before."""
+
+
+def goes_on(cluster: CheckedCluster, job: str, batches: int = 1) -> None:
+    """Have another driver take a job over, replace its log in each batch, and delete what is subsumed."""
+    driver = taken_over(cluster, compacts=True, job=job)
+    for _ in range(batches):
+        driver.batch()
+        driver.settle()
+        cluster.pass_time(2 * MINUTE_MS)
+    driver.settle()
+
+
+@history(kept_and_gone_on)
+def fork_of_a_savepoint_that_is_deleted(cluster: CheckedCluster) -> None:
+    """A savepoint is forked and then deleted, while the parent is rewound and collected, and the fork begins."""
+    person, collector, operator = Process(cluster), Process(cluster, HOUR_MS), Process(cluster)
+    cluster.actor("person", lambda: (person.fork("fork", savepoint="kept"), person.forget_savepoint("kept")))
+    cluster.actor("collector", lambda: (collector.collect(), collector.collect()))
+    cluster.actor("query", lambda: goes_on(cluster, "fork") if cluster.oracle_of("fork").newest else None)
+    cluster.actor("operator", lambda: operator.rewind(savepoint="kept"))
+
+
+@history(three_checkpoints)
+def fork_of_what_is_being_subsumed(cluster: CheckedCluster) -> None:
+    """Two people fork one checkpoint under one name, while it is being subsumed."""
+    driver, one, other = taken_over(cluster, compacts=True), Process(cluster), Process(cluster)
+    for _ in range(5):
+        driver.batch()
+        driver.settle()
+    cluster.clock.advance(2 * MINUTE_MS)
+    cluster.actor("one", lambda: one.fork("fork", checkpoint_id=2, checkpoints_max=10))
+    cluster.actor("other", lambda: other.fork("fork", checkpoint_id=2, checkpoints_max=10))
+    cluster.actor("coordinator", driver.settle)
+
+
+def _gone_on(cluster: CheckedCluster) -> None:
+    """Have the parent replace what it had in common with its fork, which only the hold keeps from now on."""
+    goes_on(cluster, "job", GONE_ON)
+    cluster.clock.advance(8 * DAY_MS)
+    Process(cluster).collect()
+
+
+def forked(cluster: CheckedCluster) -> None:
+    """Start with a fork whose parent has replaced what it had in common with it."""
+    first_checkpoints(cluster, 3)
+    Process(cluster).fork("fork")
+    _gone_on(cluster)
+
+
+def forked_with_a_snapshot(cluster: CheckedCluster) -> None:
+    """Start with a fork whose state has a snapshot of its parent's, and two change sets."""
+    driver, sidecar = first_checkpoints(cluster, 2), Process(cluster)
+    driver.batch(*[told for told in [sidecar.upload(_announced(driver, sidecar))] if told])
+    driver.batch()
+    Process(cluster).fork("fork")
+    cluster.clock.advance(8 * DAY_MS)
+
+
+def forked_and_gone_on(cluster: CheckedCluster) -> None:
+    """Start with a parent that still has what it had in common with its fork, which has almost replaced it."""
+    first_checkpoints(cluster, 3).save("kept")
+    Process(cluster).fork("fork")
+    goes_on(cluster, "fork", GONE_ON - 1)
+    cluster.clock.advance(8 * DAY_MS)
+
+
+@history(forked_and_gone_on)
+def fork_and_its_parent_go_on(cluster: CheckedCluster) -> None:
+    """Parent and fork replace what they began with; collectors of both run; the fork makes a savepoint."""
+    mine, theirs, person = Process(cluster, job="fork"), Process(cluster, HOUR_MS), Process(cluster, job="fork")
+    cluster.actor("fork", lambda: goes_on(cluster, "fork", 2))
+    cluster.actor("parent", lambda: goes_on(cluster, "job"))
+    cluster.actor("person", lambda: person.save("kept"))
+    cluster.actor("collector", lambda: (mine.collect(), theirs.collect()))
+
+
+@history(forked_with_a_snapshot)
+def fork_that_shares_files_with_its_parent(cluster: CheckedCluster) -> None:
+    """A snapshot of the fork shares files with one of its parent, which somebody tries to delete after a collection."""
+    driver, sidecar = taken_over(cluster, job="fork"), Process(cluster, job="fork")
+    mine, theirs = Process(cluster, job="fork"), Process(cluster, HOUR_MS)
+
+    def work() -> None:
+        _upload(cluster, sidecar, _announced(driver, sidecar))
+        for _ in range(3):
+            driver.batch(*_reported(cluster))
+            driver.settle()
+            cluster.pass_time(2 * MINUTE_MS)
+        driver.settle()
+
+    cluster.actor("fork", work)
+    cluster.actor("collector", lambda: (mine.collect(), mine.collect(), theirs.delete(theirs.bury())))
+
+
+@history(forked)
+def fork_that_is_rewound(cluster: CheckedCluster) -> None:
+    """A fork that has replaced its state is rewound to a savepoint of where it began, while it releases the hold."""
+    person, mine, theirs = Process(cluster, job="fork"), Process(cluster, job="fork"), Process(cluster, HOUR_MS)
+    person.save("kept")
+    goes_on(cluster, "fork", GONE_ON)
+    cluster.clock.advance(8 * DAY_MS)
+    cluster.actor("person", lambda: (person.rewind(savepoint="kept"), person.forget_savepoint("kept")))
+    cluster.actor("mine", mine.collect)
+    cluster.actor("theirs", lambda: (theirs.collect(), theirs.collect()))
+
+
+@history(forked)
+def fork_that_is_saved(cluster: CheckedCluster) -> None:
+    """A savepoint is made of where a fork began, which is subsumed, while its collector releases the hold."""
+    driver, person = taken_over(cluster, compacts=True, job="fork"), Process(cluster, job="fork")
+    mine, theirs = Process(cluster, job="fork"), Process(cluster, HOUR_MS)
+    for _ in range(GONE_ON):
+        driver.batch()
+        driver.settle()
+    cluster.clock.advance(8 * DAY_MS)
+    cluster.actor("person", lambda: person.save("kept", 2))
+    cluster.actor("mine", mine.collect)
+    cluster.actor("theirs", theirs.collect)
+
+
+def fork_begun(cluster: CheckedCluster) -> None:
+    """Start with a fork that is decided, whose process died then, all of it old."""
+    first_checkpoints(cluster, 3)
+    Process(cluster).begin_fork("fork")
+    cluster.clock.advance(8 * DAY_MS)
+
+
+@history(fork_begun)
+def fork_and_deletion_of_its_parent(cluster: CheckedCluster) -> None:
+    """A job is deleted, and its collector runs, while a query and a person finish a fork of it."""
+    person, operator, collector = Process(cluster), Process(cluster), Process(cluster)
+    query = Process(cluster, job="fork")
+    cluster.actor("operator", lambda: operator.delete(operator.bury()))
+    cluster.actor("query", lambda: (query.open(), query.batch()))
+    cluster.actor("person", lambda: person.fork("fork"))
+    cluster.actor("collector", collector.collect)
+
+
+@history(forked)
+def fork_is_deleted(cluster: CheckedCluster) -> None:
+    """A fork is deleted and its name forked again, while the parent is collected and then deleted."""
+    operator, person, collector = Process(cluster, job="fork"), Process(cluster), Process(cluster, HOUR_MS)
+    query = taken_over(cluster, job="fork")
+
+    def fork_again() -> None:
+        with suppress(DstlError):
+            operator.delete(operator.bury())
+        person.fork("fork")
+
+    cluster.actor("operator", fork_again)
+    cluster.actor("query", lambda: (query.batch(), query.settle()))
+    cluster.actor("collector", collector.collect)
+
+
+@history(forked)
+def fork_of_a_fork(cluster: CheckedCluster) -> None:
+    """A fork that has replaced its state is forked at a savepoint of before, while it releases its hold."""
+    first, mine, theirs = Process(cluster, job="fork"), Process(cluster, job="fork"), Process(cluster, HOUR_MS)
+    first.save("kept")
+    goes_on(cluster, "fork", GONE_ON)
+    cluster.clock.advance(8 * DAY_MS)
+    cluster.actor("person", lambda: (first.fork("second", savepoint="kept"), first.forget_savepoint("kept")))
+    cluster.actor("mine", lambda: (mine.collect(), mine.collect()))
+    cluster.actor("theirs", lambda: (theirs.collect(), theirs.collect()))
+
+
 # --- Compaction ------------------------------------------------------------------------------------------------------
 
 

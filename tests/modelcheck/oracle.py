@@ -11,6 +11,7 @@ The invariants, whichever process was paused or killed; kept beside the store, a
 4. Garbage is collected in the end.
 5. A savepoint that was reported is taken off the register only after a request to delete it, and no object of a
    savepoint is deleted while it is on the register, or is put on the register without being stored.
+   A fork keeps to all of that, too, whatever becomes of its parent: the objects that it names may be the parent's.
 6. Output that is not published is in the newest checkpoint; no record is published twice, and what the marker of the
    sink covers was published.
 
@@ -22,6 +23,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from contextlib import suppress
+from dataclasses import dataclass, field
 
 from backend_client.sinks.protocol import Marker
 from dstl_service.formats.keys import place_of
@@ -39,6 +41,19 @@ from tests.modelcheck.scheduler import ViolationError
 Table = dict[bytes, bytes]
 
 
+@dataclass
+class Knowledge:
+    """What the oracles of a job and of its forks know together: indexes, contents and manifests of all of them."""
+
+    indexes: dict[str, MaterializationIndex] = field(default_factory=dict)
+    contents: dict[ChangeSetId, Table] = field(default_factory=dict)
+    made: dict[str, Manifest] = field(default_factory=dict)
+
+    def copy(self) -> Knowledge:
+        """Return a copy."""
+        return Knowledge(self.indexes.copy(), self.contents.copy(), self.made.copy())
+
+
 class Oracle:
     """
     Knows what was stored and what was reported.
@@ -46,15 +61,16 @@ class Oracle:
     Args:
         store: The observed store.
         retained: Number of retained checkpoints.
+        job: The job that is observed.
     """
 
-    def __init__(self, store: MemoryStore, retained: int) -> None:
+    def __init__(self, store: MemoryStore, retained: int, job: str = "job") -> None:
         self._store = store
         self._retained = retained
+        self._job = job
         self._there: dict[str, Manifest] = {}
         self._known: dict[str, Manifest] = {}
-        self._indexes: dict[str, MaterializationIndex] = {}
-        self._contents: dict[ChangeSetId, Table] = {}
+        self.share(Knowledge())
         self._doomed: list[str] = []
         self.reported: list[str] = []
         self.savepoints: dict[str, Manifest] = {}
@@ -62,12 +78,18 @@ class Oracle:
         self.deleted: list[str] = []
         self._registered: dict[str, Registered] = {}
 
+    def share(self, knowledge: Knowledge) -> None:
+        """Know the same of objects and contents as another job's oracle: a fork's manifests name its parent's."""
+        self.knowledge = knowledge
+        self._indexes, self._contents, self._made = knowledge.indexes, knowledge.contents, knowledge.made
+
     def copy(self, store: MemoryStore) -> Oracle:
         """Return a copy for another store."""
-        other = Oracle(store, self._retained)
+        other = Oracle(store, self._retained, self._job)
         for name, value in vars(self).items():
             if isinstance(value, dict | list):
                 setattr(other, name, value.copy())
+        other.share(self.knowledge.copy())
         return other
 
     def state(self) -> int:
@@ -91,7 +113,9 @@ class Oracle:
         self._contents[set_id] = table
 
     def contents(self, manifest: Manifest | None) -> Table:
-        """Return the content of a checkpoint; one made by a rewind has the sets of its original."""
+        """Return the content of a checkpoint; one made by a rewind or a fork has that of its original."""
+        if manifest is not None and manifest.base is None and manifest.forked_from is not None:
+            return self.contents(self._made[manifest.forked_from.checkpoint.uid])
         sets = [segment.entry.id for segment in manifest.segments] if manifest else []
         return next((self._contents[set_id] for set_id in sets if set_id in self._contents), {})
 
@@ -117,7 +141,7 @@ class Oracle:
             return
         self._there[key] = manifest
         if manifest.kind is not ManifestKind.FENCE:
-            self._known[manifest.uid] = manifest
+            self._known[manifest.uid] = self._made[manifest.uid] = manifest
             if not self._is_alive(manifest) and not self._has_ended(manifest):
                 self._check_whole(manifest, f"checkpoint {manifest.ref.to_text()} of a job that is being deleted")
         self.check("after the put of " + key)
@@ -213,10 +237,14 @@ class Oracle:
                     f"checkpoint {self._known[uid].ref.to_text()} was reported, and is in nobody's past"
                 )
 
-    def named(self) -> set[str]:
-        """Return the objects that all kept checkpoints name."""
+    def needed(self) -> set[str]:
+        """Return the objects that retained checkpoints and reported savepoints name."""
         chain = [step for manifest in self.retained() for step in self._chain(manifest)]
-        return {key for manifest in [*chain, *self.saved.values()] for key in self._keys(manifest)}
+        return {key for manifest in [*chain, *self.savepoints.values()] for key in self._keys(manifest)}
+
+    def named(self) -> set[str]:
+        """Return the objects that all kept checkpoints name, and whatever lies among the savepoints."""
+        return self.needed() | {key for manifest in self.saved.values() for key in self._keys(manifest)}
 
     def _register(self, key: str, data: bytes) -> None:
         """Learn of an entry of the register; one that is put again late changes nothing."""
@@ -235,7 +263,7 @@ class Oracle:
         return self._registered[max(self._registered)].object_of(name) is not None
 
     def _learn_of_deletions(self, key: str, data: bytes) -> None:
-        if key.startswith("@fates/") and data != b"kept":
+        if key.startswith(f"@fates/{self._job}/") and data != b"kept":
             self._doomed.append(key)
             self.saved.clear()
             self.savepoints.clear()
@@ -247,7 +275,7 @@ class Oracle:
 
     def _has_ended(self, manifest: Manifest) -> bool:
         """Return whether the end of the life in which a manifest was written is on record."""
-        return f"@lives/job/{life_of(manifest.epoch):08d}" in self._store._objects
+        return f"@lives/{self._job}/{life_of(manifest.epoch):08d}" in self._store._objects
 
     def _check_whole(self, manifest: Manifest, what: str) -> None:
         for step in self._chain(manifest):

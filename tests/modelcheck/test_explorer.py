@@ -8,8 +8,8 @@ from functools import partial
 import pytest
 
 from storage.errors import NotFoundError
-from tests.modelcheck.cluster import CheckedCluster, History
-from tests.modelcheck.code_under_check import JOB, finish, first_checkpoints, made_small
+from tests.modelcheck.cluster import JOB, CheckedCluster, History
+from tests.modelcheck.code_under_check import Process, finish, first_checkpoints, made_small
 from tests.modelcheck.explorer import Run, explore, explore_at_random, replay
 from tests.modelcheck.scheduler import Choice, ViolationError
 
@@ -134,6 +134,29 @@ def test_missing_object_is_noticed() -> None:
     """An object of a retained checkpoint that is deleted is a violation at once."""
     with pytest.raises(ViolationError, match="is gone"):
         broken(CheckedCluster(), lambda cluster: cluster.store.delete([newest_object(cluster)]))
+
+
+def test_object_that_a_fork_misses_is_noticed() -> None:
+    """An object that only a fork needs, which its parent deletes, is a violation at once."""
+
+    def harm(cluster: CheckedCluster) -> None:
+        key = newest_object(cluster)
+        Process(cluster).fork("fork")
+        cluster.oracles.pop(JOB)  # the parent itself would miss it, too
+        cluster.store.delete([key])
+
+    with pytest.raises(ViolationError, match="is gone"):
+        broken(CheckedCluster(), harm)
+
+
+def test_what_a_fork_leaves_is_noticed() -> None:
+    """A savepoint that nobody needs, of a fork that was never created, is a violation if it stays."""
+
+    def harm(cluster: CheckedCluster) -> None:
+        Process(cluster).jobs().make_savepoint("fork-at-2-mine", None)
+
+    with pytest.raises(ViolationError, match="a fork has left savepoints"):
+        broken(CheckedCluster(), harm)
 
 
 def test_lost_checkpoint_is_noticed() -> None:

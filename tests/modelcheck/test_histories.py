@@ -6,7 +6,7 @@ the store, and whichever clock is wrong; a driver can always continue; nothing t
 invariants are in `oracle`, the histories in `histories`, and the calls of the code in `code_under_check`.
 
 ``DSTL_MODELCHECK_SCHEDULES=N`` sets how many schedules of each history are run (a third of that of the long one, a
-quarter of those with a sink),
+quarter of those with a sink or a fork),
 ``DSTL_MODELCHECK_SEED=N`` which of them. A failure prints what every actor did and the schedule.
 ``DSTL_MODELCHECK_SCHEDULE='13:table 20!driver'`` runs that one alone, in the history that ``-k`` chooses: at step 13
 the table continues, at step 20 the driver dies.
@@ -34,6 +34,8 @@ pytestmark = [
 SCHEDULES = int(os.environ.get("DSTL_MODELCHECK_SCHEDULES", "900"))
 SCHEDULE = os.environ.get("DSTL_MODELCHECK_SCHEDULE")
 SEED = int(os.environ.get("DSTL_MODELCHECK_SEED") or random.randrange(1 << 32))
+SHARES = {"output": 4, "fork": 4}
+"""Schedules with a publisher, or of two jobs, are long: only a part of them is run."""
 PREEMPTIONS = 3
 KILLS = 1
 
@@ -59,7 +61,7 @@ def test_history_keeps_what_is_needed(name: str) -> None:
     if SCHEDULE is not None:
         report(name, replay(make, SCHEDULE))
         return
-    schedules = SCHEDULES // 4 if name.startswith("output_") else SCHEDULES  # schedules with a publisher are long
+    schedules = SCHEDULES // SHARES.get(name.partition("_")[0], 1)
     explored = explore(make, preemptions=PREEMPTIONS, kills=KILLS, schedules_max=schedules, seed=SEED)
     print(f"{name}: {explored.schedules} schedules, {explored.states} states, seed {SEED}")
     report(name, explored.failure)

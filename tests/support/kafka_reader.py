@@ -8,8 +8,10 @@ from typing import Any
 from confluent_kafka import OFFSET_BEGINNING, Consumer, TopicPartition
 
 
-def committed_values(servers: str, topic: str, options: Mapping[str, Any] | None = None) -> list[bytes]:
-    """Return the values of all committed records of a topic with one partition, in order."""
+def committed_values(
+    servers: str, topic: str, options: Mapping[str, Any] | None = None, partition: int = 0
+) -> list[bytes]:
+    """Return the values of all committed records of a partition, by default that of a topic with only one, in order."""
     consumer = Consumer(
         {
             "bootstrap.servers": servers,
@@ -19,7 +21,7 @@ def committed_values(servers: str, topic: str, options: Mapping[str, Any] | None
             **(options or {}),
         }
     )
-    consumer.assign([TopicPartition(topic, 0, OFFSET_BEGINNING)])
+    consumer.assign([TopicPartition(topic, partition, OFFSET_BEGINNING)])
     found = []
     while (message := consumer.poll(30)) is not None and message.error() is None:
         found.append(message.value() or b"")

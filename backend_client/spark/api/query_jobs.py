@@ -82,7 +82,8 @@ class QueryJobs:
                     "queries with queryName(…), so that each has its own job"
                 )
             return self.settings
-        return replace(self.settings, job=f"{self.settings.job}.{query_name}")
+        parent = None if self.settings.fork_of is None else f"{self.settings.fork_of}.{query_name}"
+        return replace(self.settings, job=f"{self.settings.job}.{query_name}", fork_of=parent)
 
     def started(self, query: StreamingQuery, rescaling: Rescaling) -> None:
         """Register a running query."""

@@ -49,6 +49,7 @@ from backend_client.spark.session_settings import set_for
 from backend_client.spark.shipping import Shipments
 from backend_client.spark.standby.standby import Standby
 from backend_client.spark.start.checks import check_start, is_done
+from backend_client.spark.start.fork_start import find_or_fork, follow
 from backend_client.spark.start.spark_checkpoint import CheckpointLog
 from backend_client.spark.task.pandas_settings import PandasSettings
 from backend_client.spark.task.task import OperatorTask
@@ -123,15 +124,13 @@ class BatchRunner:
         try:
             check_shippable(query, shipments)
             warn_of_failover(query.spark, settings.failover)
-            known = JobSession.find(client, settings)
+            known = find_or_fork(client, settings)
             if known is not None:  # a refused start must leave the running query alone
                 check_start(query, log, known.latest, known.max_parallelism)
             output.check(settings, known, shipments)
             session = JobSession.open(client, settings)
             infos = check_start(query, log, session.latest, session.max_parallelism)
-            if session.latest is not None and session.latest.rewound_from is not None:
-                latest = session.latest
-                log.rewind(latest.ref.id, latest.offsets, latest.ref.uid, latest.closed_ms)
+            follow(query.spark, log, session.latest, settings)
             return cls(query, output, log, report, client, session, infos, shipments)
         except BaseException:
             shipments.close()

@@ -14,6 +14,7 @@ from backend_client.settings import BackendSettings
 from backend_client.spark.columnar_plan import ColumnarPlan
 from backend_client.spark.query import Operator, Query
 from backend_client.spark.start.failover_checks import check_failover
+from backend_client.spark.start.fork_start import check_fork, is_at_fork
 from backend_client.spark.start.idle_ticks import check_idle_ticks
 from backend_client.spark.start.operator_modes import COLUMNS, ROWS, check_modes
 from backend_client.spark.start.planned_batch import is_same_plan
@@ -60,6 +61,9 @@ def _check_checkpoint(query: Query, log: CheckpointLog, latest: CheckpointInfo |
                 f"the Spark checkpoint {location} already has batches, but job {job!r} has no state in "
                 f"{settings.storage}: use a new checkpointLocation, or the storage and job name that it belongs to"
             )
+        return
+    if is_at_fork(latest):
+        check_fork(log, latest, settings)
         return
     if query_id is None:
         raise InvalidInputError(

@@ -9,6 +9,9 @@ Hadoop's file system, because the folder may be on any storage that Spark can us
 from __future__ import annotations
 
 import json
+import re
+import uuid
+from collections.abc import Mapping
 from typing import Any
 
 from pyspark.errors import PySparkException
@@ -16,11 +19,14 @@ from pyspark.sql import SparkSession
 
 from backend_client.batch_time import BatchTime
 from backend_client.spark.private.session import hadoop_folder, hadoop_path
+from storage.errors import ConflictError
 
 _SET_BACK = "dstl-set-back"
 """File with the uid of the checkpoint that the folder was last set back to."""
 _GIVEN_UP = "dstl-given-up"
 """Folder with an empty file ``<number>_<batches>_<uid>`` for each time that the folder was set back, from 0 on."""
+_ENTRY = re.compile(r"([0-9]+)(\.compact)?")
+"""Name of an entry in a source's log; a compacted one also has all entries before it."""
 
 
 class CheckpointLog:
@@ -101,6 +107,55 @@ class CheckpointLog:
                 if is_other or self._read(f"{folder}/{number}") is None:
                     self._write(f"{folder}/{number}", text)
         self._write(_SET_BACK, uid)
+
+    def begins_at(self, uid: str) -> bool:
+        """Return whether the folder was last set back to the checkpoint of this uid, or made for it by `fork`."""
+        return self._read(_SET_BACK) == uid
+
+    def fork(
+        self,
+        batch_id: int,
+        offsets: str,
+        uid: str,
+        closed_ms: int | None,
+        parent: CheckpointLog | None,
+        logged: Mapping[int, int | None],
+    ) -> None:
+        """
+        Make a new folder that stands at the point after a batch of another query. An interrupted call is repeated.
+
+        Args:
+            batch_id: The batch; as the next three in `rewind`.
+            offsets: Its offsets entry.
+            uid: Identifies the fork.
+            closed_ms: The watermark in ms at which the batch was closed, or None.
+            parent: The other query's folder, from which the logs of `logged` are copied.
+            logged: Sources by number that keep a log of their own, up to which entry; None: the whole log.
+
+        Raises:
+            ConflictError: An entry that is needed is not in the other folder any more.
+        """
+        for source, until in logged.items():
+            assert parent is not None
+            self._copy_log(parent, f"sources/{source}", until)
+        self.rewind(batch_id, offsets, uid, closed_ms)
+        self._write("metadata.new", json.dumps({"id": str(uuid.uuid4())}))
+        self._files.rename(self._at("metadata.new"), self._at("metadata"))
+
+    def _copy_log(self, parent: CheckpointLog, folder: str, until: int | None) -> None:
+        found = {name: match for name in parent._names(folder) if (match := _ENTRY.fullmatch(name))}
+        wanted = {name: match for name, match in found.items() if until is None or int(match[1]) <= until}
+        first = max((int(match[1]) for match in wanted.values() if match[2]), default=0)
+        there = {int(match[1]) for match in wanted.values()}
+        if missing := [number for number in range(first, (until or 0) + 1) if number not in there]:
+            raise ConflictError(
+                f"the Spark checkpoint {parent.location} has no entry {missing[0]} in {folder} any more, which a fork "
+                "at this checkpoint needs: fork a newer one"
+            )
+        for name in wanted:
+            text = parent._read(f"{folder}/{name}")
+            if text is not None:
+                self._write(f"{folder}/{name}", text)
 
     def _note_given_up(self, batch_id: int, uid: str) -> None:
         times = self._times_set_back()

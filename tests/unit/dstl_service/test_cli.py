@@ -12,6 +12,7 @@ from dstl_service.cli import main
 from dstl_service.registry.job_store import JobStore
 from storage.clock import SystemClock, SystemIds
 from storage.local_store import LocalStore
+from tests.unit.dstl_service.samples import manifest, opened
 
 
 @pytest.mark.parametrize(
@@ -60,6 +61,28 @@ def test_storage_that_does_not_exist(tmp_path: Path, command: list[str], capsys:
 
     assert f"there is no folder {tmp_path / 'mistyped'}" in capsys.readouterr().err
     assert list(tmp_path.iterdir()) == []
+
+
+def test_fork_is_recorded_on_both_jobs(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """`dstl fork` creates the job, says what to do, and the audit log of either job names the other one."""
+    store = LocalStore(tmp_path)
+    jobs = opened(store)
+    epoch, _ = jobs.claim("test")
+    jobs.create(manifest(0, epoch, job_uid=jobs.job_uid))
+    storage = ["--storage", store.url]
+
+    assert main(["fork", *storage, "job", "fork"]) == 0
+    assert "job fork begins with the state of job job at checkpoint 0.1." in capsys.readouterr().out
+    assert main(["fork", *storage, "job", "../fork"]) == 2
+    assert main(["fork", *storage, "--checkpoint", "7", "job", "other"]) == 2
+    assert main(["audit", *storage, "job"]) == 0
+    assert "fork  fork=fork  checkpoint=0.1." in capsys.readouterr().out
+    assert main(["audit", *storage, "fork"]) == 0
+    assert "begin as a fork  parent=job  checkpoint=0.1." in capsys.readouterr().out
+    assert main(["savepoints", *storage, "job"]) == 0
+    assert "for fork fork@0" in capsys.readouterr().out
+    assert main(["delete", *storage, "--write", "job"]) == 2
+    assert "forks need its objects: fork" in capsys.readouterr().err
 
 
 def test_service_starts_without_arrow() -> None:

@@ -24,7 +24,7 @@ from dstl_service.formats.checkpoint_record import (
     record_of,
     record_of_rewind,
 )
-from dstl_service.formats.keys import EpochRecord, Place, Rewind, decode_job, encode_job
+from dstl_service.formats.keys import EpochRecord, JobRecord, Place, Rewind, decode_job, encode_job
 from dstl_service.formats.manifest import Manifest, ManifestKind, StateView, decode_manifest, encode_manifest
 from dstl_service.formats.materialization_index import decode_index, encode_index
 from dstl_service.formats.under_way import UnderWay, UnderWaySnapshot
@@ -118,7 +118,7 @@ def test_job_is_golden() -> None:
     """The record of a job has the same bytes as ever, and is read from them."""
     compare("job.json", encode_job("job-uid", 128))
 
-    assert decode_job((GOLDEN / "job.json").read_bytes(), "job.json") == ("job-uid", 128)
+    assert decode_job((GOLDEN / "job.json").read_bytes(), "job.json") == JobRecord("job-uid", 128)
 
 
 def test_materialization_index_is_golden() -> None:

@@ -78,7 +78,12 @@ def test_each_route_says_what_it_takes(client: TestClient) -> None:
 def test_every_route_with_every_role(client: TestClient) -> None:
     """A request is accepted if the role has the right and owns the job; otherwise it gets 403 or 401."""
     for (method, template), token, job in itertools.product(sorted(routes(client)), ALLOWED, ("mine", "other")):
-        path = re.sub(r"\{\w+_id\}", "0", template).replace("{job}", job).replace("{savepoint}", "s")
+        path = (
+            re.sub(r"\{\w+_id\}", "0", template)
+            .replace("{job}", job)
+            .replace("{savepoint}", "s")
+            .replace("{fork}", "mine.fork")
+        )
         answer = client.request(method, path, headers=bearer(token))
         taken = ROUTES[method, template]
         is_of_all = "{job}" not in template and Right.LOOK in taken
@@ -107,6 +112,23 @@ def test_writer_runs_its_job_and_reads_nothing_of_another(client: TestClient) ->
     assert client.post(f"{theirs.path}/epochs", json={"owner": "x"}).status_code == 403
     assert client.post(f"{theirs.path}/garbage-collection?dry_run=false").status_code == 403
     assert "orders has the role writer for mine, mine.*" in client.get(theirs.path).json()["message"]
+
+
+def test_fork_needs_rights_on_both_jobs(client: TestClient) -> None:
+    """Who runs a job may fork it into another one of its jobs, and hands its state to nobody else's job."""
+    client.headers = bearer("writer-token")
+    mine = Life(client, "mine")
+    mine.open()
+    mine.complete(0, None, mine.append(b"mine"))
+
+    assert client.post(f"{mine.path}/forks/mine.fork", json={}).status_code == 200
+    assert client.post(f"{mine.path}/forks/other", json={}).status_code == 403
+    assert client.post("/v1/jobs/other/forks/mine.second", json={}).status_code == 403
+    assert client.post(f"{mine.path}/forks/mine.third", json={}, headers=bearer("operator-token")).status_code == 403
+    forked = Life(client, "mine.fork")
+    opened = forked.open()
+    assert opened["latest"]["forked_from"]["job"] == "mine"
+    assert forked.restore(opened["latest"]["ref"]) == (True, [b"mine"])
 
 
 def test_writer_hands_over_snapshots_of_its_own_job_only(client: TestClient) -> None:

@@ -17,11 +17,11 @@ import pytest
 
 from dstl_service.checkpoints.rewind import RewindReport, describe_rewind, rewind
 from dstl_service.cli import main
+from dstl_service.collection.job_deletion import delete_job
 from dstl_service.collection.retention import retained_manifests
 from dstl_service.collection.subsumed_deletion import delete_subsumed
 from dstl_service.formats.keys import epoch_key
 from dstl_service.formats.manifest import Manifest, ManifestKind
-from dstl_service.registry.job_deletion import delete_job
 from dstl_service.registry.job_store import JobStore
 from dstl_service.repair.fsck import check_job
 from dstl_service.repair.rebuild import rebuild_registry

@@ -11,9 +11,9 @@ from itertools import count
 import pytest
 
 from dstl_service.collection.garbage_collector import collect_garbage
+from dstl_service.collection.job_deletion import delete_job, job_names
 from dstl_service.collection.tombstones import Deletions
 from dstl_service.formats.manifest import ManifestKind
-from dstl_service.registry.job_deletion import delete_job, job_names
 from dstl_service.registry.job_store import JobStore
 from dstl_service.registry.lives import EPOCHS_OF_LIFE, Lives, first_epoch, life_folder, life_of
 from storage.errors import ConflictError, CorruptDataError, FencedError, NotFoundError, UnavailableError

@@ -13,13 +13,13 @@ import pytest
 
 from dstl_service.checkpoints.rewind import rewind
 from dstl_service.cli import main
+from dstl_service.collection.job_deletion import delete_job
 from dstl_service.collection.retention import retained_manifests
 from dstl_service.formats.checkpoint_record import NotedSet
 from dstl_service.formats.checksummed_json import seal
 from dstl_service.formats.manifest import ManifestKind, StateView
 from dstl_service.formats.materialization_index import MaterializationIndex
 from dstl_service.registry.hints import write_hint
-from dstl_service.registry.job_deletion import delete_job
 from dstl_service.registry.job_store import JobStore
 from dstl_service.registry.manifest_log import place_of_manifest
 from dstl_service.repair.fsck import check_job

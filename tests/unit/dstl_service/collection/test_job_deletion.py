@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from dstl_service.cli import main
-from dstl_service.registry.job_deletion import delete_job, job_names
+from dstl_service.collection.job_deletion import delete_job, job_names
 from dstl_service.registry.lives import first_epoch
 from storage.errors import NotFoundError, UnavailableError
 from storage.memory_store import MemoryStore

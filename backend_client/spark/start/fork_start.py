@@ -1,0 +1,101 @@
+"""
+The first start of a fork: its Spark checkpoint is new, and begins where the parent's sources stood.
+
+A manifest has the offsets of its batch, so a fork's first checkpoint suffices for sources such as Kafka, whose offsets
+say all. A source that numbers files keeps a log of them in Spark's checkpoint: that is copied from the parent's.
+"""
+
+from __future__ import annotations
+
+from pyspark.sql import SparkSession
+
+from backend_client.service.client import ServiceClient
+from backend_client.service.job_session import JobSession
+from backend_client.settings import BackendSettings
+from backend_client.spark.start.spark_checkpoint import CheckpointLog
+from dstl_service.wire import CheckpointInfo, JobInfo, source_offsets
+from storage.errors import ConflictError, InvalidInputError
+
+_FILES = "logOffset"
+"""The field in the offset of a file source: the number of an entry in its log."""
+
+
+def find_or_fork(client: ServiceClient, settings: BackendSettings) -> JobInfo | None:
+    """
+    Return the stored job, None if it does not exist; create it before if it is to be a fork.
+
+    Raises:
+        NotFoundError: The parent has no such checkpoint or savepoint.
+        ConflictError: The job exists, and is not a fork of that parent.
+    """
+    known = JobSession.find(client, settings)
+    if settings.fork_of is None:
+        return known
+    if known is None or known.latest is None:
+        JobSession.fork(client, settings)
+        return JobSession.find(client, settings)
+    origin = known.latest.forked_from
+    if origin is None or origin.job != settings.fork_of:
+        what = "is no fork" if origin is None else f"is a fork of job {origin.job!r}"
+        raise ConflictError(
+            f"job {settings.job!r} exists and {what}, but fork_of names {settings.fork_of!r}: choose another job name, "
+            "or leave fork_of out"
+        )
+    return known
+
+
+def is_at_fork(latest: CheckpointInfo) -> bool:
+    """Return whether the newest checkpoint is the one with which a fork began."""
+    return latest.base is None and latest.forked_from is not None
+
+
+def check_fork(log: CheckpointLog, latest: CheckpointInfo, settings: BackendSettings) -> None:
+    """
+    Check that the Spark checkpoint of a fork that has had no batch yet is a new one, or one made for it.
+
+    Raises:
+        InvalidInputError: It is the parent's or another query's, or `fork_location` is missing.
+    """
+    query_id = log.query_id()
+    if query_id is None:
+        if logs_of(latest.offsets) and settings.fork_location is None:
+            raise InvalidInputError(
+                f"fork {settings.job!r} reads files or another source that notes in Spark's checkpoint what it has "
+                "read: set fork_location to the checkpointLocation of the parent's query"
+            )
+        return
+    is_its_own = latest.rewound_from is not None or log.begins_at(latest.ref.uid)
+    if query_id == latest.query_id or not is_its_own:
+        raise InvalidInputError(
+            f"job {settings.job!r} is a fork and has had no batch yet, but the Spark checkpoint {log.location} is of "
+            "another query: use a new checkpointLocation"
+        )
+
+
+def follow(spark: SparkSession, log: CheckpointLog, latest: CheckpointInfo | None, settings: BackendSettings) -> None:
+    """Have the Spark checkpoint follow the state: fill a fork's new one, and set that of a rewound job back."""
+    if latest is not None and is_at_fork(latest) and log.query_id() is None:
+        _begin(spark, log, latest, settings)
+    elif latest is not None and latest.rewound_from is not None:
+        log.rewind(latest.ref.id, latest.offsets, latest.ref.uid, latest.closed_ms)
+
+
+def _begin(spark: SparkSession, log: CheckpointLog, latest: CheckpointInfo, settings: BackendSettings) -> None:
+    parent = None if settings.fork_location is None else CheckpointLog(spark, settings.fork_location)
+    logged = logs_of(latest.offsets)
+    log.fork(latest.ref.id, latest.offsets, latest.ref.uid, latest.closed_ms, parent, logged)
+
+
+def logs_of(offsets: str) -> dict[int, int | None]:
+    """
+    Return the sources by number that keep a log in Spark's checkpoint, and up to which entry they had read.
+
+    None for a source by time, whose log says only when it began.
+    """
+    found: dict[int, int | None] = {}
+    for number, offset in enumerate(source_offsets(offsets) or ()):
+        if isinstance(offset, dict) and isinstance(offset.get(_FILES), int):
+            found[number] = offset[_FILES]
+        elif isinstance(offset, int):
+            found[number] = None
+    return found

@@ -1,0 +1,131 @@
+"""
+Forks a job: creates another one that begins with its state at a retained checkpoint or a savepoint.
+
+1. The checkpoint becomes a savepoint of the parent, so that it is not deleted meanwhile.
+2. The fork's ``job.json`` is created, which names parent, checkpoint and savepoint: the fork is decided.
+3. A copy of the savepoint, the *hold*, keeps the parent's objects for the fork.
+4. The checkpoint is written as the first manifest of the fork, complete and without sinks. The fork is done.
+5. The savepoint of step 1 is deleted.
+
+A process that dies before step 2 leaves a savepoint, which the parent's collector deletes. After step 2, the next
+fork, claim, rewind or collection of the forked job does the rest; see `dstl_service.registry.forks`. The query's driver
+finds `forked_from` in the first checkpoint, and makes a Spark checkpoint that begins there. Blocking I/O.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from dstl_service.checkpoints.rewind import find_target
+from dstl_service.collection.retention import CHECKPOINTS_MAX
+from dstl_service.collection.tombstones import Deletions
+from dstl_service.registry.job_store import JobStore
+from dstl_service.registry.lives import Lives
+from dstl_service.wire import ForkOrigin
+from storage.clock import Clock, IdSource
+from storage.errors import ConflictError, InvalidInputError, NotFoundError
+from storage.object_store import ObjectStore
+from storage.validation import validate_name
+
+
+@dataclass(frozen=True, slots=True)
+class ForkReport:
+    """
+    Result of a fork.
+
+    Args:
+        job: Name of the parent.
+        fork: Name of the new job.
+        checkpoint: The parent's checkpoint at which it begins, as ``id.generation.uid``.
+        first: Its own first checkpoint, likewise; ids go on from there.
+        is_new: Whether this call created it; else an earlier one did, and maybe died.
+    """
+
+    job: str
+    fork: str
+    checkpoint: str
+    first: str
+    is_new: bool
+
+
+def fork_job(
+    store: ObjectStore,
+    parent: JobStore,
+    job: str,
+    fork: str,
+    clock: Clock,
+    ids: IdSource,
+    *,
+    savepoint: str | None = None,
+    checkpoint_id: int | None = None,
+    checkpoints_max: int = CHECKPOINTS_MAX,
+) -> ForkReport:
+    """
+    Fork a job. It may be running, and goes on.
+
+    A repeated call for the same checkpoint finishes an earlier one that died.
+
+    Args:
+        store: Holds both jobs.
+        parent: The parent's objects, opened.
+        job: The parent's name.
+        fork: Name of the new job.
+        clock: For the registry.
+        ids: Likewise.
+        savepoint: Name of the parent's savepoint.
+        checkpoint_id: Id of the parent's retained checkpoint; by default the newest.
+        checkpoints_max: How many checkpoints are retained.
+
+    Raises:
+        NotFoundError: The parent has no such savepoint or retained checkpoint.
+        ConflictError: Another job has the name, or one of the two is deleted.
+        InvalidInputError: The name is not allowed or the parent's, or both savepoint and checkpoint are given.
+    """
+    if savepoint is not None and checkpoint_id is not None:
+        raise InvalidInputError("a fork begins at a savepoint or at a checkpoint: give one of the two, not both")
+    if validate_name("job", fork) == job:
+        raise InvalidInputError(f"a fork of job {job!r} needs another name")
+    deletions = Deletions(store, clock, ids)
+    deletions.check(job)
+    deletions.check(fork)
+    parent.settled_epoch()
+    if savepoint is None and checkpoint_id is None:
+        newest = parent.newest()
+        if newest is None:
+            raise NotFoundError(f"job {job!r} has no checkpoint: there is nothing to fork", job=job)
+        checkpoint_id = newest.id
+    target = find_target(parent, job, checkpoints_max, savepoint=savepoint, checkpoint_id=checkpoint_id)
+    made = JobStore(store, fork, clock, ids)
+    is_new = not made.exists()
+    if is_new:
+        origin = parent.offer(target, savepoint, fork, Lives(store, fork).current())
+        made.open(parent.max_parallelism, origin)
+        is_new = made.origin == origin
+        if not is_new:  # another call was quicker
+            parent.savepoints.discard(origin.savepoint)
+    else:
+        made.open(None)
+    begins = _checked(made.origin, job, fork, parent.life, target.ref.to_text())
+    deletions.check(fork)
+    made.finish_fork()
+    made.check_not_ended()
+    parent.savepoints.discard(begins.savepoint)
+    first = made.newest()
+    assert first is not None
+    return ForkReport(job, fork, begins.checkpoint.to_text(), first.ref.to_text(), is_new)
+
+
+def _checked(origin: ForkOrigin | None, job: str, fork: str, life: int, checkpoint: str) -> ForkOrigin:
+    """Return where a job begins; raise `ConflictError` if it is not the fork that was asked for."""
+    if origin is not None and (origin.job, origin.life, origin.checkpoint.to_text()) == (job, life, checkpoint):
+        return origin
+    what = "is no fork" if origin is None else f"was forked from {origin.job!r} at {origin.checkpoint.to_text()}"
+    raise ConflictError(f"job {fork!r} exists and {what}: choose another name for the fork", job=fork)
+
+
+def describe_fork(report: ForkReport) -> str:
+    """Return a report as text."""
+    return (
+        f"job {report.fork} {'begins' if report.is_new else 'began'} with the state of job {report.job} at checkpoint "
+        f"{report.checkpoint}. Start its query with a new checkpointLocation and outputs of its own"
+    )

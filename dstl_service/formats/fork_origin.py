@@ -1,0 +1,50 @@
+"""
+The JSON forms of a fork's origin, in ``job.json``, manifests and notes of the forked job, and of what a hold is for.
+
+No I/O.
+"""
+
+from __future__ import annotations
+
+import re
+from typing import Any
+
+from dstl_service.wire import NAME, CheckpointRef, ForkOrigin
+from storage.stored_json import text_of, whole_number
+from storage.validation import validate_name
+
+_FORK = re.compile(rf"(?:{NAME}@[0-9]{{1,8}})?")
+
+
+def origin_to_json(origin: ForkOrigin) -> dict[str, Any]:
+    """Return the JSON form that `origin_from_json` reads."""
+    return {
+        "job": origin.job,
+        "life": origin.life,
+        "checkpoint": origin.checkpoint.to_text(),
+        "savepoint": origin.savepoint,
+    }
+
+
+def origin_from_json(document: Any) -> ForkOrigin | None:
+    """
+    Read the result of `origin_to_json`; None for None, which every job has that is no fork.
+
+    Raises:
+        LookupError, TypeError, ValueError: It has another form.
+    """
+    if document is None:
+        return None
+    return ForkOrigin(
+        job=validate_name("job", document["job"]),
+        life=whole_number(document["life"]),
+        checkpoint=CheckpointRef.parse(text_of(document["checkpoint"])),
+        savepoint=validate_name("savepoint", document["savepoint"]),
+    )
+
+
+def held_for_from_json(value: Any) -> str:
+    """Return the fork that a savepoint is for, as ``<job>@<life>``; empty for None. Raises as `origin_from_json`."""
+    if _FORK.fullmatch(text := "" if value is None else text_of(value)) is None:
+        raise TypeError(f"{text[:80]!r} is no fork")
+    return text

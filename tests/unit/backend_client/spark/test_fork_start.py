@@ -1,0 +1,99 @@
+"""The first start of a fork: which Spark checkpoint it takes, and what it needs of the parent's."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import pytest
+
+from backend_client.settings import BackendSettings
+from backend_client.spark.start.fork_start import check_fork, is_at_fork, logs_of
+from dstl_service.wire import CheckpointInfo, CheckpointRef, ForkOrigin
+from storage.errors import InvalidInputError
+
+KAFKA, FILES, RATE = '{"topic":{"0":7}}', '{"logOffset":3}', "12"
+FIRST = CheckpointRef(5, 0, "first")
+SETTINGS = BackendSettings("file:///s", "fork")
+
+
+@dataclass
+class FakeLog:
+    """A Spark checkpoint with a query id, made for the checkpoint of a uid."""
+
+    id: str | None
+    uid: str | None = None
+    location: str = "chk"
+
+    def query_id(self) -> str | None:
+        return self.id
+
+    def begins_at(self, uid: str) -> bool:
+        return uid == self.uid
+
+
+def entry(*sources: str) -> str:
+    """Return Spark's offsets entry of these sources."""
+    return "\n".join(["v1", '{"batchWatermarkMs":0,"batchTimestampMs":1}', *sources])
+
+
+def first(*sources: str, rewound_from: CheckpointRef | None = None) -> CheckpointInfo:
+    """Return the checkpoint with which a fork begins."""
+    origin = ForkOrigin("job", 0, CheckpointRef(5, 0, "theirs"), "fork-at-5-x")
+    offsets = entry(*sources or (KAFKA,))
+    return CheckpointInfo(FIRST, None, 0, 0, "parents", offsets, [], 0, 0, rewound_from, None, origin)
+
+
+def test_sources_that_keep_a_log() -> None:
+    """Kafka's offsets say all; files are numbered in Spark's checkpoint, and a source by time notes when it began."""
+    assert logs_of(entry(KAFKA)) == {}
+    assert logs_of(entry(KAFKA, FILES, "-", RATE)) == {1: 3, 3: None}
+    assert logs_of("") == {}
+
+
+def test_new_spark_checkpoint_is_taken() -> None:
+    """A fork begins in a new one, or in one that was made for it before it had a batch."""
+    check_fork(FakeLog(None), first(), SETTINGS)  # type: ignore[arg-type] # all that it asks for
+    check_fork(FakeLog("own", "first"), first(), SETTINGS)  # type: ignore[arg-type] # likewise
+    check_fork(FakeLog("own", "older"), first(rewound_from=FIRST), SETTINGS)  # type: ignore[arg-type] # likewise
+
+
+@pytest.mark.parametrize(
+    ("log", "latest"),
+    [
+        (FakeLog("parents", "first"), first()),
+        (FakeLog("other"), first()),
+        (FakeLog("parents"), first(rewound_from=FIRST)),
+    ],
+)
+def test_spark_checkpoint_of_another_query_is_refused(log: FakeLog, latest: CheckpointInfo) -> None:
+    """The parent's would be continued by two queries; it stays as it is."""
+    with pytest.raises(InvalidInputError, match="use a new checkpointLocation"):
+        check_fork(log, latest, SETTINGS)  # type: ignore[arg-type] # all that it asks for
+
+
+def test_sources_of_files_need_the_parents_log() -> None:
+    """Without it Spark would read all files again, under numbers that count as read."""
+    with pytest.raises(InvalidInputError, match="set fork_location"):
+        check_fork(FakeLog(None), first(FILES), SETTINGS)  # type: ignore[arg-type] # all that it asks for
+
+
+def test_only_the_first_checkpoint_is_where_a_fork_begins() -> None:
+    """A job that is no fork has a first checkpoint without base, too."""
+    assert is_at_fork(first())
+    assert not is_at_fork(CheckpointInfo(FIRST, None, 1, 0, "q", "", [], 0, 0))
+
+
+@pytest.mark.parametrize(
+    ("options", "error"),
+    [
+        ({"fork_of": "job"}, "is the job itself"),
+        ({"fork_at": 3}, "fork_of names no job"),
+        ({"fork_of": "other", "fork_at": -1}, "fork_at must be a whole number"),
+        ({"fork_of": "other", "fork_at": "a/b"}, "savepoint name 'a/b' is not allowed"),
+        ({"fork_of": "a/b"}, "job name 'a/b' is not allowed"),
+    ],
+)
+def test_settings_of_a_fork(options: dict[str, object], error: str) -> None:
+    """A fork needs another job, and a checkpoint's number or a savepoint's name."""
+    with pytest.raises(InvalidInputError, match=error):
+        BackendSettings.of("file:///s", "job", options)

@@ -56,8 +56,8 @@ bench: $(STAMP) ## Compare with Spark's transformWithState, workload by workload
 bench-growth: $(STAMP) ## Measure 100 thousand to 10 million keys, and 5 million rows in one partition; ONLY=memory, SHORT=1, STRICT=1
 	SHORT=$(SHORT) STRICT=$(STRICT) $(PY) -m loadtest.bench.growth $(if $(ONLY),--only $(ONLY))
 
-bench-recovery: $(STAMP) ## Measure how long the output stops when an executor is killed, with and without standbys; SHORT=1, STRICT=1
-	SHORT=$(SHORT) STRICT=$(STRICT) $(PY) -m loadtest.bench_recovery
+bench-recovery: need-go $(STAMP) ## Measure how long output stops when a task, an executor or a host is lost, beside Spark's own operator; BENCH_ARGS, SHORT=1, STRICT=1
+	SHORT=$(SHORT) STRICT=$(STRICT) $(PY) -m loadtest.bench_recovery $(BENCH_ARGS)
 
 bench-rescale: $(STAMP) ## Measure the batches of a query that changes from 4 to 8 and to 3 partitions; SHORT=1, STRICT=1
 	SHORT=$(SHORT) STRICT=$(STRICT) $(PY) -m loadtest.bench_rescale
@@ -80,8 +80,8 @@ bench-sinks: need-mvn $(STAMP) ## Compare exactly-once output to Kafka with Spar
 bench-service: need-go $(STAMP) ## Measure the service's figures; ONLY=ingest,objects, SHORT=1 (seconds), STRICT=1 (goals)
 	SHORT=$(SHORT) STRICT=$(STRICT) $(PY) -m loadtest.bench_service $(if $(ONLY),--only $(ONLY))
 
-chaos: $(STAMP) ## Kill and suspend processes, move clocks and rewind in 40 jobs, compare output and state; DSTL_CHAOS_SEED repeats
-	DSTL_CHAOS_RUNS=40 DSTL_REPORTS=$(abspath reports) $(PYTEST) -s tests/e2e/test_chaos.py $(PYTEST_ARGS)
+chaos: $(STAMP) ## Kill and suspend processes, move clocks, rewind and rescale in 80 jobs, half of them with modes of failover and standbys; DSTL_CHAOS_SEED repeats
+	DSTL_CHAOS_RUNS=40 DSTL_REPORTS=$(abspath reports) $(PYTEST) -s tests/e2e/test_chaos.py tests/e2e/test_chaos_modes.py $(PYTEST_ARGS)
 
 chaos-service: need-go $(STAMP) ## Kill the service 200 times and verify what is stored; STRICT=1 fails on any loss
 	$(PY) -m loadtest.chaos_service $(CHAOS_ARGS)

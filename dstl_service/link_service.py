@@ -16,7 +16,7 @@ from dstl_service.links.calls import LinkCalls
 from dstl_service.links.dialer import LinkDialer
 from dstl_service.links.frames import Message
 from dstl_service.links.hub import LinkHub
-from dstl_service.wire import LinkAddress, Linked, OpenLinks, PersistRequest
+from dstl_service.wire import LinkAddress, Linked, OpenLinks, PersistRequest, SilentHosts
 from storage.errors import InvalidInputError
 
 _PERSIST: TypeAdapter[PersistRequest] = TypeAdapter(PersistRequest)
@@ -58,6 +58,10 @@ class LinkService:
         """
         await self._jobs.owned(job, request.epoch)
         return await self._hub.open(job, request)
+
+    def silent_hosts(self, job: str) -> SilentHosts:
+        """Return the hosts of a job that stopped sending without closing their link."""
+        return SilentHosts(self._hub.silent_hosts(job))
 
     async def connect(self, job: str, address: LinkAddress) -> Linked:
         """

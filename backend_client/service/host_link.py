@@ -1,5 +1,5 @@
 """
-The task's part of links: it has its sidecar connect to the coordinator of its job.
+The client's part of links: a task has its sidecar connect to the coordinator, and the driver asks who fell silent.
 
 Without a link nothing is lost: the task then makes its change sets durable itself.
 """
@@ -57,6 +57,11 @@ def linked_coordinator(client: ServiceClient, job: str, address: LinkAddress, se
         del _found[place]
     _found[job, address.token, service_id] = (time.monotonic(), linked.coordinator_id)
     return linked.coordinator_id
+
+
+def silent_hosts(client: ServiceClient, job: str) -> list[str]:
+    """Return the addresses of hosts that stopped sending without closing their link to the coordinator."""
+    return [str(address) for address in client.get(f"/v1/jobs/{job}/silent-hosts")["addresses"]]
 
 
 def link_to_read(client: ServiceClient, job: str, address: LinkAddress | None, refs: Sequence[ChangeSetRef]) -> None:

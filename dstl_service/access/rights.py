@@ -70,6 +70,7 @@ ROUTES: Mapping[tuple[str, str], tuple[Right, ...]] = {
     ("POST", f"{_JOB}/batches"): (Right.RUN,),
     ("POST", f"{_JOB}/link-address"): (Right.RUN,),
     ("POST", f"{_JOB}/links"): (Right.RUN,),
+    ("GET", f"{_JOB}/silent-hosts"): (Right.RUN,),
     ("POST", f"{_JOB}/materializations"): (Right.RUN,),
     ("POST", f"{_JOB}/checkpoints/{{checkpoint_id}}/begin"): (Right.RUN,),
     ("POST", f"{_JOB}/checkpoints/{{checkpoint_id}}/flush"): (Right.RUN,),

@@ -71,6 +71,8 @@ class LinkConnection:
         self._silent = 0
         self._is_waiting = False
         self._has_ended = False
+        self.is_silent = False
+        """Whether it ended because nothing came from the other side, which may be cut off or hang."""
 
     async def run(self) -> None:
         """Serve the connection until it ends, for whatever reason; then fail the requests that wait."""
@@ -198,6 +200,7 @@ class LinkConnection:
                 self._writer.write(encode_frame({}))
             await asyncio.sleep(HEARTBEAT_S)
         logger.warning("a link is silent", extra={"heartbeats": SILENT_HEARTBEATS_MAX})
+        self.is_silent = True
         self.end()
 
 

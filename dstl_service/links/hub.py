@@ -25,8 +25,10 @@ from storage.clock import new_secret
 from storage.errors import DstlError, InvalidInputError, LostChangesError
 from storage.validation import validate_name
 
-BACK_WITHIN_S = 5.0
+BACK_WITHIN_S = 2.0
 """How long requests wait for a host whose link has ended to connect again."""
+SILENT_BACK_WITHIN_S = 0.5
+"""The same if it has ended in silence, which took two seconds: the driver has the host's tasks run elsewhere by now."""
 _HELLO_S = 5.0
 _STRANGERS_MAX = 256
 _STRANGERS_PER_ADDRESS_MAX = 16
@@ -46,16 +48,19 @@ AnswerOfJob = Callable[[str, Message], Awaitable[Message]]
 
 @dataclass(slots=True, eq=False)
 class _Host:
-    """A host of a job: its current connection, if it has one."""
+    """A host of a job: its current connection, if it has one, the address it came from, and how the last one ended."""
 
     connection: LinkConnection | None = None
     connected: asyncio.Event = field(default_factory=asyncio.Event)
+    address: str = ""
+    is_silent: bool = False
 
     def ended(self, connection: LinkConnection) -> None:
         """Forget a connection that has ended, unless there is a newer one."""
         if self.connection is connection:
             self.connection = None
             self.connected.clear()
+            self.is_silent = connection.is_silent
 
 
 @dataclass(slots=True, eq=False)
@@ -144,12 +149,19 @@ class LinkHub:
         known = self._jobs.get(job)
         return known is not None and service_id in known.hosts
 
+    def silent_hosts(self, job: str) -> list[str]:
+        """Return the addresses of a job's hosts that stopped sending without closing their link, and are not back."""
+        known = self._jobs.get(job)
+        hosts = [] if known is None else list(known.hosts.values())
+        present = {host.address for host in hosts if host.connection is not None}
+        return sorted({host.address for host in hosts if host.is_silent} - present)
+
     async def request(self, job: str, service_id: str, body: Message) -> Message:
         """
         Send a request to a host and return its answer; it is sent again when the host is back after a lost connection.
 
         Raises:
-            LostChangesError: The host has no link, and did not come back within `BACK_WITHIN_S`.
+            LostChangesError: The host has no link, and did not come back in time.
             DstlError: The host's error.
         """
         while True:
@@ -158,7 +170,7 @@ class LinkHub:
             if host is None:
                 raise _is_gone(service_id, job)
             try:
-                async with asyncio.timeout(BACK_WITHIN_S):
+                async with asyncio.timeout(SILENT_BACK_WITHIN_S if host.is_silent else BACK_WITHIN_S):
                     await host.connected.wait()
             except TimeoutError:
                 raise _is_gone(service_id, job) from None
@@ -232,7 +244,7 @@ class LinkHub:
                 self._strangers[address] -= 1
                 if not self._strangers[address]:
                     del self._strangers[address]
-            await self._introduced(hello, LinkStreams(reader, writer, decoder))
+            await self._introduced(hello, address, LinkStreams(reader, writer, decoder))
         except (OSError, FrameError, TimeoutError, DstlError) as error:
             logger.debug("a connection is not a link", extra={"error": repr(error)})
         finally:
@@ -240,7 +252,7 @@ class LinkHub:
                 writer.transport.abort()
             accepted.close()
 
-    async def _introduced(self, hello: Message, streams: LinkStreams) -> None:
+    async def _introduced(self, hello: Message, address: str, streams: LinkStreams) -> None:
         """Serve a connection whose first message shows the token of a job."""
         job, service_id = str(hello.get("job")), validate_name("service", hello.get("service_id"))
         known = self._used(job)
@@ -254,13 +266,15 @@ class LinkHub:
         async def answer(body: Message) -> Message:
             return await self._answer(job, body)
 
+        host = known.hosts.setdefault(service_id, _Host())
+        host.address = address
         await self._keep(job, known, service_id, LinkConnection(streams, answer, FrameRoom(self._room, job)))
 
     async def _keep(self, name: str, job: _Job, service_id: str, connection: LinkConnection) -> None:
-        host = job.hosts.setdefault(service_id, _Host())
+        host = job.hosts[service_id]
         if host.connection is not None:  # the host noticed the end of its connection before this process did
             host.connection.end()
-        host.connection = connection
+        host.connection, host.is_silent = connection, False
         host.connected.set()
         logger.info("a host is linked", extra={"job": name, "service": service_id})
         try:

@@ -48,6 +48,7 @@ from dstl_service.wire.responses import (
     OpenedJob,
     PersistResponse,
     ServiceInfo,
+    SilentHosts,
 )
 from dstl_service.wire.restore import (
     EndFrame,
@@ -133,6 +134,7 @@ __all__ = [
     "SegmentFrame",
     "ServiceInfo",
     "SetFrame",
+    "SilentHosts",
     "SnapshotFrame",
     "SnapshotRequest",
     "StateInfo",

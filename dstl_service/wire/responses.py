@@ -99,6 +99,13 @@ class Linked:
 
 
 @dataclass(frozen=True, slots=True)
+class SilentHosts:
+    """The addresses of a job's hosts whose link to the coordinator ended in silence, and that are not back."""
+
+    addresses: list[str]
+
+
+@dataclass(frozen=True, slots=True)
 class ServiceInfo:
     """The service that answers; `service_id` is new with every start of its process."""
 

@@ -8,7 +8,7 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import partial
@@ -29,22 +29,46 @@ HANG_S = 20.0
 _SET_BACK_TIMEOUT_S = 300.0
 
 
-class Program:
-    """The program under test, with its process tree."""
+def clock_environment(clock: ClockOffset) -> dict[str, str]:
+    """Return the environment variables by which a test sets the clock of sidecars."""
+    root = Path(__file__).parents[2]
+    # A folder with a `sitecustomize` comes first.
+    path = os.pathsep.join([str(root / "tests" / "e2e" / "wrong_clock"), str(root)])
+    return {"PYTHONPATH": path, "DSTL_TEST_CLOCK": str(clock.path)}
 
-    def __init__(self, folder: Path, storage: str, local_dir: Path, jobs: list[str], clock: ClockOffset) -> None:
+
+class Program:
+    """
+    The program under test, with its process tree.
+
+    Args:
+        folder: The jobs' folder.
+        storage: URL of the storage.
+        jobs: The jobs.
+        clock: The sidecars' clock.
+        arguments: More arguments of the program.
+        cluster: Processes that start executors, beside the program.
+    """
+
+    def __init__(
+        self,
+        folder: Path,
+        storage: str,
+        jobs: list[str],
+        clock: ClockOffset,
+        arguments: Sequence[str],
+        cluster: Sequence[int] = (),
+    ) -> None:
         command = [sys.executable, "-m", "tests.e2e.chaos_program", "--folder", str(folder), "--storage", storage]
-        command += ["--local-dir", str(local_dir), "--jobs", *jobs]
-        root = Path(__file__).parents[2]
+        command += ["--jobs", *jobs, *arguments]
+        self._cluster = cluster
         environment = {
             **os.environ,
             "PYSPARK_PYTHON": sys.executable,
             "SPARK_LOCAL_IP": "127.0.0.1",
             "SPARK_HOME": str(Path(pyspark.__file__).parent),
             "SPARK_WORKER_DIR": str(folder / "work"),
-            # A folder with a `sitecustomize` comes first: the test sets the sidecars' clock.
-            "PYTHONPATH": os.pathsep.join([str(root / "tests" / "e2e" / "wrong_clock"), str(root)]),
-            "DSTL_TEST_CLOCK": str(clock.path),
+            **clock_environment(clock),
         }
         self.log = open(folder / "program.log", "ab")  # noqa: SIM115 - as long as the process
         self.process = subprocess.Popen(
@@ -54,10 +78,13 @@ class Program:
 
     def find(self, kind: str) -> list[psutil.Process]:
         """Return the running processes of a kind."""
-        with suppress(psutil.NoSuchProcess):
-            self.descendants |= set(psutil.Process(self.process.pid).children(recursive=True))
+        self._look(self.process.pid)
+        known = set(self.descendants)
+        for pid in self._cluster:
+            with suppress(psutil.NoSuchProcess):
+                known |= set(psutil.Process(pid).children(recursive=True))
         found = []
-        for process in self.descendants:
+        for process in known:
             with suppress(psutil.NoSuchProcess, psutil.ZombieProcess):
                 line = " ".join(process.cmdline())
                 parent = process.parent()
@@ -67,6 +94,10 @@ class Program:
                 if {"executor": is_executor, "worker": is_worker, "jvm": is_jvm}[kind]:
                     found.append(process)
         return found
+
+    def _look(self, pid: int) -> None:
+        with suppress(psutil.NoSuchProcess):
+            self.descendants |= set(psutil.Process(pid).children(recursive=True))
 
     def kill_driver(self) -> None:
         """Kill the driver's two processes; executors must notice it themselves."""
@@ -81,8 +112,7 @@ class Program:
 
     def close(self) -> None:
         """End all processes that the program started."""
-        with suppress(psutil.NoSuchProcess):
-            self.descendants |= set(psutil.Process(self.process.pid).children(recursive=True))
+        self._look(self.process.pid)
         self.process.kill()
         self.process.wait()
         self.log.close()
@@ -102,6 +132,9 @@ class Scene:
     chance: random.Random
     clock: ClockOffset
     programs: list[Program] = field(default_factory=list)
+    arguments: Sequence[str] = ()
+    """More arguments of the program; without any it gets `local_dir`."""
+    cluster: Sequence[int] = ()
 
     @property
     def program(self) -> Program:
@@ -110,7 +143,8 @@ class Scene:
 
     def start(self) -> None:
         """Start the program; it continues with the first unfinished job."""
-        self.programs.append(Program(self.folder, self.storage, self.local_dir, self.jobs, self.clock))
+        arguments = self.arguments or ["--local-dir", str(self.local_dir)]
+        self.programs.append(Program(self.folder, self.storage, self.jobs, self.clock, arguments, self.cluster))
 
     def done(self, job: str) -> Path:
         """The file that marks a finished job."""
@@ -189,6 +223,25 @@ def set_back(scene: Scene, job: str) -> bool:
     return result.returncode == 0
 
 
+def rescale(scene: Scene, job: str) -> bool:
+    """Have the running job change its parallelism."""
+    temporary = scene.folder / job / "rescale.tmp"
+    temporary.write_text(str(scene.chance.randrange(1, 7)), encoding="utf-8")
+    temporary.rename(temporary.with_suffix(""))
+    return True
+
+
+def kill_driver_with_waiting_rows(scene: Scene, job: str) -> bool:
+    """Kill the driver while rows wait in the log, which the job holds for, and start another one."""
+    waiting = scene.folder / job / "waiting"
+
+    def is_there() -> bool:
+        return scene.done(job).exists() or (waiting.exists() and waiting.read_text(encoding="utf-8") != "0")
+
+    wait_until(is_there, _SET_BACK_TIMEOUT_S, "rows that wait in the log")
+    return not scene.done(job).exists() and kill_driver(scene, job)
+
+
 EVENTS: dict[str, Callable[[Scene, str], bool]] = {
     "driver killed": kill_driver,
     "executor killed": partial(kill_process, "executor"),
@@ -200,6 +253,10 @@ EVENTS: dict[str, Callable[[Scene, str], bool]] = {
     "job set back": set_back,
 }
 """Events for a running job, by name; a function returns whether its event took place."""
+
+WAITING = "driver killed while rows wait"
+EVENTS_OF_MODES = {**EVENTS, "rescaled": rescale, WAITING: kill_driver_with_waiting_rows}
+"""Those for jobs with modes of failover and standbys."""
 
 
 def wait_for(program: Program, marker: Path) -> None:

@@ -25,8 +25,9 @@ from storage.open import open_store
 from tests.announced import wait_until_announced
 from tests.e2e.support import expected_output, expected_state, random_input, stored_totals, write_input
 from tests.sidecars import end_sidecars, sidecars_of
-from tests.support.machine import Network, NetworkedHost
+from tests.support.machine import Network
 from tests.waiting import wait_until
+from tools.servers.network import NetworkedHost
 from tools.servers.programs import free_port
 from tools.servers.spark_cluster import SparkCluster
 

@@ -9,7 +9,8 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Callable
+import time
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 
 import numpy as np
@@ -18,6 +19,7 @@ import pyarrow as pa
 import pyspark
 import pytest
 from py4j.protocol import Py4JError
+from pyspark import InheritableThread
 from pyspark.errors import PySparkException
 from pyspark.sql import DataFrame, GroupedData, SparkSession
 from pyspark.sql import functions as F
@@ -78,6 +80,47 @@ def test_executors_are_known(spark: SparkSession) -> None:
     assert re.fullmatch(r"\S+:\d+", addresses)
     assert located.executors_at(spark, addresses) == []
     assert located.executors_at(spark, f"{addresses} elsewhere:1") is None
+
+
+def test_executor_can_be_given_up(spark: SparkSession) -> None:
+    """What gives an executor up exists, although a local master has none."""
+    jvm = session.jvm_of(spark)
+    backend = jvm.java.lang.Class.forName("org.apache.spark.scheduler.cluster.CoarseGrainedSchedulerBackend")
+    kinds = [
+        [str(kind.getName()) for kind in m.getParameterTypes()]
+        for m in backend.getMethods()
+        if m.getName() == "removeExecutor"
+    ]
+
+    assert kinds == [["java.lang.String", "org.apache.spark.scheduler.ExecutorLossReason"]]
+    with pytest.raises(InvalidInputError, match="removeExecutor"):
+        located.remove_executor(spark, "7", "it is not there")
+
+
+def test_running_tasks_run_again(spark: SparkSession, tmp_path: Path) -> None:
+    """Tasks of a group's jobs are killed and succeed when they run again; those of no job are none."""
+    begun = tmp_path / "begun"
+
+    def hang_once(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        if not begun.exists():
+            begun.touch()
+            time.sleep(600)
+        yield from batches
+
+    def work() -> None:
+        spark.sparkContext.setJobGroup("the group", "")
+        done.append(spark.range(3, numPartitions=1).mapInArrow(hang_once, "id long").count())
+
+    done: list[int] = []
+    assert located.kill_tasks(spark, "the group", "there is none") == 0
+    thread = InheritableThread(target=work)
+    thread.start()
+    wait_until(
+        lambda: begun.exists() and located.kill_tasks(spark, "the group", "as a test") == 1, what="a killed task"
+    )
+    thread.join(60)
+
+    assert done == [3]
 
 
 def plan_of(frame: DataFrame) -> str:

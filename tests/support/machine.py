@@ -18,6 +18,7 @@ from typing import Self
 
 import pytest
 
+from tools.servers import network
 from tools.servers.s3_server import S3Server
 
 _NUMBERS = itertools.count()
@@ -101,53 +102,13 @@ class Host:
         _run("ip", "-n", self._name, "link", "set", "far", "up")
 
 
-class NetworkedHost:
-    """A host of a `Network`."""
-
-    def __init__(self, name: str, address: str) -> None:
-        self.name = name
-        self.address = address
-
-    def command(self, command: Sequence[str]) -> list[str]:
-        """Return a command that runs there; the process keeps its id."""
-        return ["ip", "netns", "exec", self.name, *command]
-
-
-class Network:
-    """
-    Hosts that reach each other and nothing else: network namespaces at a bridge, which is in one of its own.
-
-    Args:
-        hosts: Their number, at most 200.
-    """
-
-    def __init__(self, hosts: int) -> None:
-        self._switch = f"dstl{os.getpid()}-net{next(_NUMBERS)}"
-        self.hosts = [NetworkedHost(f"{self._switch}-{n}", f"10.79.0.{n + 1}") for n in range(hosts)]
+class Network(network.Network):
+    """Hosts that reach each other and nothing else."""
 
     def __enter__(self) -> Self:
-        try:
-            _run("ip", "netns", "add", self._switch)
-            _run("ip", "-n", self._switch, "link", "add", "bridge", "type", "bridge")
-            _run("ip", "-n", self._switch, "link", "set", "bridge", "up")
-            for number, host in enumerate(self.hosts):
-                port = f"port{number}"
-                _run("ip", "netns", "add", host.name)
-                _run("ip", "-n", self._switch, "link", "add", port, "type", "veth", "peer", "eth", "netns", host.name)
-                _run("ip", "-n", self._switch, "link", "set", port, "master", "bridge", "up")
-                _run("ip", "-n", host.name, "address", "add", f"{host.address}/24", "dev", "eth")
-                for link in ("eth", "lo"):
-                    _run("ip", "-n", host.name, "link", "set", link, "up")
-        except BaseException:
-            self.__exit__(None, None, None)
-            raise
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        for name in (*(host.name for host in self.hosts), self._switch):
-            subprocess.run(["ip", "netns", "delete", name], check=False, capture_output=True)
+        if reason := network.why_no_network():
+            pytest.skip(reason)
+        return super().__enter__()
 
 
 class RemoteS3Server(S3Server):

@@ -66,6 +66,7 @@ class SparkCluster:
         hosts: Additional environment variables of each worker, and so of its executors.
         memory: Memory of each worker, in Spark's notation.
         machines: Where the master and each worker run; by default all here.
+        cores: Of each worker: how many tasks it runs at a time.
     """
 
     def __init__(
@@ -74,10 +75,12 @@ class SparkCluster:
         hosts: Sequence[dict[str, str]],
         memory: str = "1g",
         machines: Sequence[Machine] | None = None,
+        cores: int = 1,
     ) -> None:
         self._folder = folder
         self._hosts = hosts
         self._memory = memory
+        self._cores = cores
         self._machines = machines or [Loopback()] * (len(hosts) + 1)
         self._processes: list[subprocess.Popen[bytes]] = []
         self.master_url = ""
@@ -94,7 +97,7 @@ class SparkCluster:
                 name = f"worker-{number}"
                 work = str(self._folder / name)
                 machine = self._machines[number + 1]
-                command = worker_command(machine.address, 1, self._memory, free_port(), work, self.master_url)
+                command = worker_command(machine.address, self._cores, self._memory, free_port(), work, self.master_url)
                 self._start(name, command, extra, machine)
             for number in range(len(self._hosts)):
                 self._wait_for(f"worker-{number}", "Successfully registered with master")
@@ -107,6 +110,11 @@ class SparkCluster:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         self.stop()
+
+    @property
+    def pids(self) -> list[int]:
+        """The process ids of master and workers."""
+        return [process.pid for process in self._processes]
 
     def stop(self) -> None:
         """End all processes of the cluster."""
@@ -126,6 +134,8 @@ class SparkCluster:
             "SPARK_HOME": str(_HOME),
             "SPARK_LOCAL_IP": machine.address,
             "SPARK_NO_DAEMONIZE": "1",
+            # Master and workers do little, and compiling them well would cost seconds of all cores.
+            "SPARK_DAEMON_JAVA_OPTS": "-XX:TieredStopAtLevel=1",
             "PYSPARK_PYTHON": sys.executable,
             **extra,
         }

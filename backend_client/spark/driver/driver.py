@@ -140,6 +140,7 @@ class BatchRunner:
     def close(self) -> None:
         """Release the query's resources on driver and executors, and close the connection to the coordinator."""
         self.rescaling.close()
+        self._links.close()
         self._failover.close()
         self.output.close()
         self._shipments.close()

@@ -13,10 +13,14 @@ from pyspark.sql import SparkSession
 
 from backend_client.service.job_session import JobSession
 from backend_client.settings import BackendSettings
+from backend_client.spark.failover.host_watch import HostWatch, watch_of
 from dstl_service.wire import LinkAddress
 from storage.errors import DstlError
 
 logger = logging.getLogger("backend_client")
+
+_GROUP = "spark.jobGroup.id"
+"""The thread that runs a query's batches has this property."""
 
 
 class HostLinks:
@@ -27,12 +31,17 @@ class HostLinks:
         spark: Says whether there are other hosts, and where they reach the driver.
         session: The query's ownership of its job.
         settings: The query's settings.
+        watch: Is begun when hosts have links; None for one of its own.
     """
 
-    def __init__(self, spark: SparkSession, session: JobSession, settings: BackendSettings) -> None:
+    def __init__(
+        self, spark: SparkSession, session: JobSession, settings: BackendSettings, watch: HostWatch | None = None
+    ) -> None:
+        self._spark = spark
         self._conf = spark.sparkContext.getConf()
         self._session = session
         self._settings = settings
+        self._watch = watch or watch_of(spark, settings)
         # Executors of a local master share the driver's sidecar; one that others started has an address.
         is_local = (spark.sparkContext.master or "local").startswith("local")
         self._are_of_use = settings.links and settings.host_service is None and not is_local
@@ -52,9 +61,14 @@ class HostLinks:
             self._coordinator_id, self._address = coordinator_id, None
             try:
                 self._address = self._session.open_links(host, bind_address, self._settings.link_port)
+                self._watch.begin(self._spark.sparkContext.getLocalProperty(_GROUP))
             except DstlError as error:
                 logger.warning("each task outside this host stores its own change sets: %s", error)
         return self._address
+
+    def close(self) -> None:
+        """Watch the hosts no longer."""
+        self._watch.end()
 
     def _host(self, setting: str) -> str:
         """Return the host in a setting; Spark writes addresses of IPv6 in brackets."""

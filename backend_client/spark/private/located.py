@@ -1,5 +1,5 @@
 """
-Frames whose tasks prefer given executors or hosts: Spark's SQL has none, its RDDs do.
+Executors: which there are, frames whose tasks prefer some of them, and giving one up. Spark's SQL has none of these.
 
 The rules of `session` hold here, too: nothing else uses these interfaces, and each failure says what is missing.
 """
@@ -15,6 +15,8 @@ from backend_client.spark.private.session import java_frame, java_session, jvm_o
 
 _INSTEAD = "set standby_replicas to 0"
 _DRIVER = "driver"
+_RUNNING = "RUNNING"
+_TASKS_MAX = 100_000
 
 
 def executor_addresses(spark: SparkSession) -> str:
@@ -39,6 +41,49 @@ def executors_at(spark: SparkSession, addresses: str) -> list[tuple[str, str]] |
         return None
     named = ((pairs[address], address.rpartition(":")[0]) for address in wanted)
     return sorted((pair for pair in named if pair[0] != _DRIVER), key=lambda pair: (pair[1], len(pair[0]), pair[0]))
+
+
+def remove_executor(spark: SparkSession, executor: str, reason: str) -> None:
+    """
+    Have Spark count an executor as lost at once, and ask for another one.
+
+    Args:
+        spark: The application.
+        executor: Its id; one that is not there is left alone.
+        reason: For Spark's log and its errors.
+    """
+    with needed("CoarseGrainedSchedulerBackend.removeExecutor", "set links to False"):
+        context, jvm = java_session(spark).sparkContext(), jvm_of(spark)
+        lost = jvm.org.apache.spark.scheduler.ExecutorProcessLost(reason, jvm.scala.Option.empty(), False)
+        # First it is to be killed, as by Spark itself: nobody knows it afterwards. That order does not reach a host
+        # that is cut off, so the loss is declared, too.
+        context.killAndReplaceExecutor(executor)
+        context.schedulerBackend().removeExecutor(executor, lost)
+
+
+def kill_tasks(spark: SparkSession, group: str, reason: str) -> int:
+    """
+    Kill the running tasks of a group's jobs, which Spark then runs again; return their number.
+
+    Args:
+        spark: The application.
+        group: The jobs' group; that of a streaming query's batches is its run's id.
+        reason: For Spark's log.
+    """
+    tracker, killed = spark.sparkContext.statusTracker(), 0
+    with needed("AppStatusStore.taskList", "set links to False"):
+        context = java_session(spark).sparkContext()
+        for job in set(tracker.getJobIdsForGroup(group)) & set(tracker.getActiveJobsIds()):
+            info = tracker.getJobInfo(job)
+            for stage in info.stageIds if info is not None else ():
+                found = tracker.getStageInfo(stage)
+                if found is None or not found.numActiveTasks:
+                    continue
+                tasks = context.statusStore().taskList(stage, found.currentAttemptId, _TASKS_MAX)
+                for task in map(tasks.apply, range(tasks.size())):
+                    if str(task.status()) == _RUNNING:
+                        killed += bool(context.killTaskAttempt(task.taskId(), True, reason))
+    return killed
 
 
 def executor_location(executor: str | None, host: str) -> str:

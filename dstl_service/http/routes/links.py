@@ -5,7 +5,7 @@ from __future__ import annotations
 from fastapi import APIRouter, Request
 
 from dstl_service.http.requests import JobName, ServiceParts
-from dstl_service.wire import LinkAddress, Linked, OpenLinks
+from dstl_service.wire import LinkAddress, Linked, OpenLinks, SilentHosts
 from storage.errors import InvalidInputError
 
 router = APIRouter(prefix="/v1/jobs/{job}", tags=["links"])
@@ -23,6 +23,12 @@ async def connect(job: JobName, body: LinkAddress, request: Request, parts: Serv
     """Connect this sidecar to the coordinator of a job, and answer within seconds; it goes on trying meanwhile."""
     _check_is_local(request)
     return await parts.links.connect(job, body)
+
+
+@router.get("/silent-hosts")
+async def silent_hosts(job: JobName, parts: ServiceParts) -> SilentHosts:
+    """List the hosts that stopped sending without closing their link to this coordinator: cut off, or hanging."""
+    return parts.links.silent_hosts(job)
 
 
 def _check_is_local(request: Request) -> None:

@@ -18,6 +18,7 @@ class Session:
 
     def __init__(self, error: Exception | None = None) -> None:
         self.asked: list[tuple[str, str, int]] = []
+        self.watched: list[bool] = []
         self._error = error
 
     def open_links(self, host: str, bind_address: str, port: int) -> LinkAddress:
@@ -31,10 +32,11 @@ class Session:
 def links(session: Session, master: str = "spark://h:1", conf: dict[str, str] | None = None, **given: Any) -> HostLinks:
     """Return the links of a query."""
     values = {"spark.driver.host": "driver.example", **(conf or {})}
-    context = SimpleNamespace(master=master, getConf=lambda: values)
+    context = SimpleNamespace(master=master, getConf=lambda: values, getLocalProperty=lambda _: None)
     spark: Any = SimpleNamespace(sparkContext=context)
     known: Any = session
-    return HostLinks(spark, known, BackendSettings("file:///s", "job", **given))
+    watch: Any = SimpleNamespace(begin=lambda _: session.watched.append(True))
+    return HostLinks(spark, known, BackendSettings("file:///s", "job", **given), watch)
 
 
 def test_coordinator_is_asked_once_while_it_lives() -> None:
@@ -92,4 +94,5 @@ def test_query_runs_without_links(caplog: pytest.LogCaptureFixture) -> None:
 
     assert [found.address("a"), found.address("a")] == [None, None]
     assert len(session.asked) == 1
+    assert not session.watched
     assert caplog.text.count("the port is taken") == 1

@@ -1,0 +1,92 @@
+"""Which executors are given up when hosts fall silent."""
+
+from __future__ import annotations
+
+import pytest
+
+from backend_client.spark.failover.host_watch import HostWatch
+from storage.errors import UnavailableError
+from tests.waiting import wait_until
+
+EXECUTORS = [("1", "127.0.0.1"), ("2", "127.0.0.2"), ("3", "127.0.0.2"), ("4", "[::1]")]
+
+
+class Cluster:
+    """Silent hosts and executors, and what was removed."""
+
+    def __init__(self) -> None:
+        self.silent: list[str] = []
+        self.executors: list[tuple[str, str]] | None = EXECUTORS
+        self.removed: list[str] = []
+        self.restarted: list[str] = []
+        self.watch = HostWatch(
+            lambda: self.silent, lambda: self.executors, lambda one, _: self.removed.append(one), self.restart
+        )
+
+    def restart(self, group: str, _: str) -> int:
+        """Note which jobs' tasks run again."""
+        self.restarted.append(group)
+        return 1
+
+
+def test_silent_host_loses_its_executors_once() -> None:
+    """All executors of the host are given up, those that come there meanwhile are not, and later ones are again."""
+    cluster = Cluster()
+    cluster.watch.look()
+    assert cluster.removed == []
+
+    cluster.silent = ["127.0.0.2"]
+    cluster.watch.look()
+    cluster.watch.look()
+    assert cluster.removed == ["2", "3"]
+
+    cluster.silent = []
+    cluster.watch.look()
+    cluster.silent = ["::1", "127.0.0.9"]
+    cluster.watch.look()
+    assert cluster.removed == ["2", "3", "4"]
+
+
+def test_unknown_executors_are_asked_for_again() -> None:
+    """A host that falls silent while Spark has not recorded a new executor yet is looked at once more."""
+    cluster = Cluster()
+    cluster.silent, cluster.executors = ["127.0.0.1"], None
+    cluster.watch.look()
+    cluster.executors = EXECUTORS
+    cluster.watch.look()
+    assert cluster.removed == ["1"]
+
+
+def test_running_tasks_do_not_wait_for_a_silent_host() -> None:
+    """The batch's tasks run again once when a host with executors falls silent; for another host they do not."""
+    cluster = Cluster()
+    cluster.silent = ["127.0.0.9"]
+    cluster.watch.begin("the run")
+    cluster.watch.end()
+    cluster.watch.look()
+    assert cluster.restarted == []
+
+    cluster.silent = ["127.0.0.1"]
+    cluster.watch.look()
+    cluster.watch.look()
+    assert cluster.restarted == ["the run"]
+
+
+def test_watch_outlives_errors_until_it_ends() -> None:
+    """A coordinator that does not answer, or Spark's own error, costs one look; the end closes what is used."""
+    errors: list[Exception] = [UnavailableError("it starts"), RuntimeError("Spark stops")]
+    seen: list[str] = []
+    closed: list[bool] = []
+
+    def silent() -> list[str]:
+        if errors:
+            raise errors.pop()
+        seen.append("asked")
+        return []
+
+    watch = HostWatch(silent, list, lambda *_: pytest.fail("silent"), lambda *_: 0, lambda: closed.append(True))
+    watch.begin(None)
+    watch.begin(None)
+    wait_until(lambda: len(seen) > 1, what="a look after the errors")
+    watch.end()
+    wait_until(lambda: closed == [True], what="the end of the watch")

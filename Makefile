@@ -35,7 +35,7 @@ unexport SPARK_HOME SPARK_CONF_DIR PYTHONPATH PYTHONHOME
 unexport PYTHONDONTWRITEBYTECODE
 
 ##@ Use it
-.PHONY: help setup demo demo-cdc attack bench bench-growth bench-recovery bench-rescale bench-restart bench-sinks bench-smoke bench-service bench-scale bench-tails chaos chaos-service chaos-blocks chaos-sinks outages load load-web stack stack-check
+.PHONY: help setup demo demo-cdc attack bench bench-growth bench-native bench-recovery bench-rescale bench-restart bench-sinks bench-smoke bench-service bench-scale bench-tails chaos chaos-service chaos-blocks chaos-sinks outages load load-web stack stack-check
 
 help: ## Show this list
 	@awk 'BEGIN { FS = ":.*## " } \
@@ -55,6 +55,9 @@ bench: $(STAMP) ## Compare with Spark's transformWithState, workload by workload
 
 bench-growth: $(STAMP) ## Measure 100 thousand to 10 million keys, and 5 million rows in one partition; ONLY=memory, SHORT=1, STRICT=1
 	SHORT=$(SHORT) STRICT=$(STRICT) $(PY) -m loadtest.bench.growth $(if $(ONLY),--only $(ONLY))
+
+bench-native: $(STAMP) ## Compare with Spark's native operators in the JVM; ONLY=small,join, SHORT=1 (few rows), STRICT=1
+	SHORT=$(SHORT) STRICT=$(STRICT) $(PY) -m loadtest.bench_native $(if $(ONLY),--only $(ONLY))
 
 bench-recovery: need-go $(STAMP) ## Measure how long output stops when a task, an executor or a host is lost, beside Spark's own operator; BENCH_ARGS, SHORT=1, STRICT=1
 	SHORT=$(SHORT) STRICT=$(STRICT) $(PY) -m loadtest.bench_recovery $(BENCH_ARGS)

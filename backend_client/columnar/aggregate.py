@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import numpy as np
 import pyarrow as pa
 
-from backend_client.columnar.aggregations import Aggregation
+from backend_client.columnar.aggregations import Aggregation, Combinable
 from backend_client.columnar.processor import BatchMoment, ColumnarProcessor, KeyBatch, KeyResults, OutputMode
-from backend_client.columnar.reductions import Groups
+from backend_client.columnar.reductions import Groups, beside, pairs
 from backend_client.columnar.windows import Windows
 from storage.errors import InvalidInputError
 
@@ -58,19 +59,49 @@ class Aggregate(ColumnarProcessor):
 
     def process(self, batch: KeyBatch) -> KeyResults:
         """Update all aggregations."""
-        groups = Groups(batch.starts, batch.rows.num_rows)
+        groups, schema = Groups(batch.starts, batch.rows.num_rows), batch.rows.schema
         columns: list[pa.Array] = []
-        for aggregation, old in zip(self._aggregations, self._parts(batch.rows.schema, batch.state), strict=True):
+        for aggregation, old in zip(self._aggregations, self._parts(schema, batch.state), strict=True):
             columns += aggregation.update(batch.rows, groups, old, batch.has_state)
-        state = pa.RecordBatch.from_arrays(columns, schema=batch.state.schema)
-        emitted = batch.moment.output_mode == "update"
-        return KeyResults(state, self._output(batch.keys, state, batch.rows.schema) if emitted else None)
+        return self._results(batch, columns, schema)
+
+    def condense(self, rows: pa.RecordBatch, groups: Groups) -> pa.RecordBatch | None:
+        """Return the state of each group, if all aggregations can combine states."""
+        if not all(isinstance(aggregation, Combinable) for aggregation in self._aggregations):
+            return None
+        nothing, columns = np.zeros(len(groups.starts), np.bool_), list[pa.Array]()
+        for aggregation in self._aggregations:
+            old = [pa.nulls(len(nothing), kind) for kind in aggregation.state_types(rows.schema)]
+            columns += aggregation.update(rows, groups, old, nothing)
+        return pa.RecordBatch.from_arrays(columns, schema=self.state_schema(rows.schema))
+
+    def process_condensed(self, batch: KeyBatch, rows: pa.Schema) -> KeyResults:
+        """Combine the states of the panes, and with them the stored ones."""
+        groups, columns = Groups(batch.starts, batch.rows.num_rows), list[pa.Array]()
+        olds, parts = self._parts(rows, batch.state), self._parts(rows, batch.rows)
+        for aggregation, old, part in zip(self._aggregations, olds, parts, strict=True):
+            assert isinstance(aggregation, Combinable)  # else nothing is condensed
+            new = aggregation.combine(part, groups)
+            if batch.has_state.any():
+                both = [beside(before, after) for before, after in zip(old, new, strict=True)]
+                new = aggregation.combine(both, pairs(len(batch.starts)))
+            columns += new
+        return self._results(batch, columns, rows)
 
     def expired(
         self, keys: pa.RecordBatch, state: pa.RecordBatch, rows: pa.Schema, moment: BatchMoment
     ) -> pa.RecordBatch | None:
         """Return the final results, in append mode."""
         return self._output(keys, state, rows) if moment.output_mode == "append" else None
+
+    def emits_expired(self, output_mode: OutputMode) -> bool:
+        """Return whether windows are emitted when they end: in append mode."""
+        return output_mode == "append"
+
+    def _results(self, batch: KeyBatch, columns: list[pa.Array], rows: pa.Schema) -> KeyResults:
+        state = pa.RecordBatch.from_arrays(columns, schema=batch.state.schema)
+        emitted = batch.moment.output_mode == "update"
+        return KeyResults(state, self._output(batch.keys, state, rows) if emitted else None)
 
     def _parts(self, rows: pa.Schema, state: pa.RecordBatch) -> list[list[pa.Array]]:
         columns = iter(state.columns)

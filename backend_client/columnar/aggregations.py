@@ -81,8 +81,16 @@ class Aggregation(ABC):
         return state[0]
 
 
+class Combinable(ABC):
+    """An aggregation whose states can be combined, so that rows are condensed before they go into several windows."""
+
+    @abstractmethod
+    def combine(self, states: Sequence[pa.Array], groups: Groups) -> list[pa.Array]:
+        """Return the state of each group of states; those that are null count for nothing."""
+
+
 @dataclass(frozen=True)
-class Count(Aggregation):
+class Count(Aggregation, Combinable):
     """Number of rows, or of values of a column."""
 
     column: str = "1"
@@ -99,9 +107,13 @@ class Count(Aggregation):
         before = pc.fill_null(old[0], 0).to_numpy(zero_copy_only=False)
         return [pa.array(before + reductions.count(values, groups))]
 
+    def combine(self, states: Sequence[pa.Array], groups: Groups) -> list[pa.Array]:
+        """Add."""
+        return [pc.fill_null(reductions.total(states[0], groups, pa.int64()), 0)]
+
 
 @dataclass(frozen=True)
-class Sum(Aggregation):
+class Sum(Aggregation, Combinable):
     """Sum of numbers: long for integers, double for floats, decimal for decimals; null without values."""
 
     def state_types(self, rows: pa.Schema) -> list[pa.DataType]:
@@ -114,11 +126,15 @@ class Sum(Aggregation):
         new = reductions.total(rows.column(self.column), groups, kind)
         if not known.any():
             return [new]
-        return [reductions.total(reductions.beside(old[0], new), reductions.pairs(len(new)), kind)]
+        return self.combine([reductions.beside(old[0], new)], reductions.pairs(len(new)))
+
+    def combine(self, states: Sequence[pa.Array], groups: Groups) -> list[pa.Array]:
+        """Add."""
+        return [reductions.total(states[0], groups, states[0].type)]
 
 
 @dataclass(frozen=True)
-class _Extreme(Aggregation):
+class _Extreme(Aggregation, Combinable):
     _greatest = False
 
     def state_types(self, rows: pa.Schema) -> list[pa.DataType]:
@@ -135,8 +151,11 @@ class _Extreme(Aggregation):
         new = reductions.extreme(rows.column(self.column), groups, greatest=self._greatest)
         if not known.any():
             return [new]
-        both = reductions.beside(old[0], new)
-        return [reductions.extreme(both, reductions.pairs(len(new)), greatest=self._greatest)]
+        return self.combine([reductions.beside(old[0], new)], reductions.pairs(len(new)))
+
+    def combine(self, states: Sequence[pa.Array], groups: Groups) -> list[pa.Array]:
+        """Compare."""
+        return [reductions.extreme(states[0], groups, greatest=self._greatest)]
 
 
 @dataclass(frozen=True)
@@ -152,7 +171,7 @@ class Max(_Extreme):
 
 
 @dataclass(frozen=True)
-class Mean(Aggregation):
+class Mean(Aggregation, Combinable):
     """Mean of numbers as a double; null without values."""
 
     @property
@@ -171,6 +190,11 @@ class Mean(Aggregation):
         sums = pc.fill_null(reductions.total(values, groups, pa.float64()), 0.0)
         number = pa.array(reductions.count(values, groups))
         return [pc.add(pc.fill_null(old[0], 0.0), sums), pc.add(pc.fill_null(old[1], 0), number)]
+
+    def combine(self, states: Sequence[pa.Array], groups: Groups) -> list[pa.Array]:
+        """Add."""
+        sums, numbers = (reductions.total(column, groups, column.type) for column in states)
+        return [pc.fill_null(sums, 0.0), pc.fill_null(numbers, 0)]
 
     def result(self, state: Sequence[pa.Array]) -> pa.Array:
         """Divide."""
@@ -222,7 +246,7 @@ class TopK(Aggregation):
 
 
 @dataclass(frozen=True)
-class Last(Aggregation):
+class Last(Aggregation, Combinable):
     """
     The value of the newest row.
 
@@ -243,9 +267,14 @@ class Last(Aggregation):
 
     def update(self, rows: pa.RecordBatch, groups: Groups, old: Sequence[pa.Array], known: Bools) -> list[pa.Array]:
         """Choose among old and new values."""
-        columns = [rows.column(self.by), rows.column(self.column)]
-        by, value = reductions.by_order(columns, groups, greatest=True)
-        if known.any():
-            both = [reductions.beside(old[1], by), reductions.beside(old[0], value)]
-            by, value = reductions.by_order(both, reductions.pairs(len(by)), greatest=True)
+        new = self.combine([rows.column(self.column), rows.column(self.by)], groups)
+        if not known.any():
+            return new
+        both = [reductions.beside(before, after) for before, after in zip(old, new, strict=True)]
+        return self.combine(both, reductions.pairs(len(new[0])))
+
+    def combine(self, states: Sequence[pa.Array], groups: Groups) -> list[pa.Array]:
+        """Choose among the values."""
+        value, by = states
+        by, value = reductions.by_order([by, value], groups, greatest=True)
         return [value, by]

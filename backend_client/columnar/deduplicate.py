@@ -66,7 +66,7 @@ class Deduplicate(ColumnarProcessor):
         order = order[on_time[order]]
         kept_us = pc.fill_null(batch.state.column(0), 0).to_numpy(zero_copy_only=False).copy()
         known = batch.has_state.copy()
-        passed = np.zeros(len(times), np.bool_)
+        passed, changed = np.zeros(len(times), np.bool_), np.zeros(len(known), np.bool_)
         while len(order):
             # Each round passes each key's first row that repeats no passed one, until no key has any.
             keys = key_of_row[order]
@@ -74,11 +74,12 @@ class Deduplicate(ColumnarProcessor):
             first = order[np.diff(key_of_row[order], prepend=-1) != 0]
             passed[first] = True
             kept_us[key_of_row[first]] = times[first]
-            known[key_of_row[first]] = True
+            known[key_of_row[first]] = changed[key_of_row[first]] = True
         return KeyResults(
             state=pa.RecordBatch.from_arrays([pa.array(kept_us)], schema=_STATE),
             output=batch.rows.filter(pa.array(passed)),
             keep=known,
             expires_ms=-(-(kept_us + self._within_us) // 1000),
             late_rows=int(np.count_nonzero(~on_time)) - column.null_count,
+            changed=changed,
         )

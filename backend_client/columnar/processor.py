@@ -13,6 +13,7 @@ from typing import Literal
 import numpy as np
 import pyarrow as pa
 
+from backend_client.columnar.reductions import Groups
 from backend_client.columnar.values import Bools, Ints
 from backend_client.columnar.windows import Windows
 
@@ -75,6 +76,7 @@ class KeyResults:
         keep: Which keys keep state; None for all. The state of the others is removed.
         expires_ms: The event time in ms at which each key's state ends; required if the processor sets `expires`.
         late_rows: Number of rows dropped as late. Late rows of windows are counted by the backend.
+        changed: Which keys' state differs from before; None for all. The state of the others is not written again.
     """
 
     state: pa.RecordBatch
@@ -82,6 +84,7 @@ class KeyResults:
     keep: Bools | None = None
     expires_ms: Ints | None = None
     late_rows: int = 0
+    changed: Bools | None = None
 
 
 class ColumnarProcessor(ABC):
@@ -140,3 +143,25 @@ class ColumnarProcessor(ABC):
             moment: The properties of the batch, with that watermark.
         """
         return None
+
+    def emits_expired(self, output_mode: OutputMode) -> bool:
+        """Return whether `expired` is of use; if not, ended state is removed without being read."""
+        return type(self).expired is not ColumnarProcessor.expired
+
+    def condense(self, rows: pa.RecordBatch, groups: Groups) -> pa.RecordBatch | None:
+        """
+        Return one row per group that stands for its rows in `process_condensed`; None if this is not possible.
+
+        Windows that overlap call it with the rows of each key and pane, so that a row need not occur in each window.
+        """
+        return None
+
+    def process_condensed(self, batch: KeyBatch, rows: pa.Schema) -> KeyResults:
+        """
+        Do the same as `process`, for condensed rows.
+
+        Args:
+            batch: Its rows are those that `condense` has returned.
+            rows: The columns of the input.
+        """
+        raise NotImplementedError

@@ -15,10 +15,12 @@ from dataclasses import dataclass
 from itertools import islice
 
 import numpy as np
+import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
 from backend_client.columnar.packing import joined, of_equal_width
+from backend_client.columnar.processor import KeyResults
 from backend_client.columnar.values import Bools, Ints, StateColumns, split_heads
 from backend_client.state.keyed_state import table_key
 from storage.change_set import ChangeColumns
@@ -30,6 +32,8 @@ STATE, INDEX = "columns", "ends"
 
 _END = struct.Struct(">Q")
 _SIGN = 1 << 63
+_HEAD_BYTES = 4
+"""A table key begins with the key group and the number of the variable, two bytes each."""
 _ENDED_MAX = 100_000
 _ENDED_BYTES_MAX = 16 << 20
 """Ended state is processed in parts: `_ENDED_MAX` bounds many short keys, this bounds long ones."""
@@ -102,27 +106,27 @@ class ColumnarState:
         columns, present = self._codec.decode(values)
         return Found(columns, present, ends)
 
-    def changes(
-        self, entries: pa.Array, found: Found, state: pa.RecordBatch, keep: Bools | None, ends_ms: Ints | None
-    ) -> ChangeColumns:
-        """Return the changes that give these entries this state."""
-        keys, values = entries, self._codec.encode(state)
+    def changes(self, entries: pa.Array, found: Found, results: KeyResults, ends_ms: Ints | None) -> ChangeColumns:
+        """Return the changes that give these entries a processor's results, with state that ends at `ends_ms`."""
+        values, present = self._codec.encode(results.state), found.present
+        kept = np.ones(len(entries), np.bool_) if results.keep is None else results.keep
+        written = kept if results.changed is None else kept & (results.changed | ~present)
         if ends_ms is not None:
             values = _with_ends(ends_ms, values)
-        if keep is not None:
-            values = pc.if_else(pa.array(keep), values, pa.scalar(None, pa.binary()))
-            needed = keep | found.present
-            keys, values = keys.filter(pa.array(needed)), values.filter(pa.array(needed))
+            written = written | (kept & (ends_ms != found.ends_ms))
+        gone = ~kept & present
+        values = pc.if_else(pa.array(kept), values, pa.scalar(None, pa.binary())) if gone.any() else values
+        needed = pa.array(written | gone)
+        keys, values = entries.filter(needed), values.filter(needed)
         if ends_ms is not None:
-            kept = np.ones(len(entries), np.bool_) if keep is None else keep
             moved = ends_ms != found.ends_ms
-            old = np.flatnonzero(found.present & (moved | ~kept))
-            new = np.flatnonzero(kept & (moved | ~found.present))
-            index = self._index_keys(entries.take(pa.array(old)), found.ends_ms[old])
-            index += self._index_keys(entries.take(pa.array(new)), ends_ms[new])
-            marks = [None] * len(old) + [b""] * len(new)
-            keys = pa.concat_arrays([keys, pa.array(index, pa.binary())])
-            values = pa.concat_arrays([values, pa.array(marks, pa.binary())])
+            old = np.flatnonzero(present & (moved | ~kept))
+            new = np.flatnonzero(kept & (moved | ~present))
+            of_old = self._index_keys(entries.take(pa.array(old)), found.ends_ms[old])
+            of_new = self._index_keys(entries.take(pa.array(new)), ends_ms[new])
+            marks = pa.repeat(pa.scalar(b"", pa.binary()), len(new))
+            keys = pa.concat_arrays([keys, of_old, of_new])
+            values = pa.concat_arrays([values, pa.nulls(len(old), pa.binary()), marks])
         return _sorted(keys, values)
 
     def ended(self, watermark_ms: int) -> Iterator[tuple[list[bytes], pa.RecordBatch, ChangeColumns]]:
@@ -132,19 +136,34 @@ class ColumnarState:
         Raises:
             CorruptDataError: The index names a missing entry.
         """
-        keys: list[bytes] = []
+        for entries, index in self._ended(watermark_ms):
+            entries.sort()
+            values, _ = _without_ends(self._read_many(pa.array(entries, pa.binary()), 1.0))
+            columns, present = self._codec.decode(values)
+            if not present.all():
+                raise CorruptDataError("the index of a columnar operator's state names missing entries")
+            yield [entry[_HEAD_BYTES:] for entry in entries], columns, _removed(entries, index)
+
+    def removal(self, watermark_ms: int) -> Iterator[ChangeColumns]:
+        """Yield the changes that remove the state that ends at this watermark, without reading it."""
+        for entries, index in self._ended(watermark_ms):
+            yield _removed(entries, index)
+
+    def _ended(self, watermark_ms: int) -> Iterator[tuple[list[bytes], list[bytes]]]:
+        """Yield the keys of entries that end at this watermark, and those of their index entries, in parts."""
+        entries: list[bytes] = []
         found: list[bytes] = []
         size_bytes = 0
         for group, head in self._index_heads.items():
             for index_key, _ in self._scan(head, head + _end(watermark_ms + 1)):
-                keys.append(self._heads[group] + index_key[len(head) + _END.size :])
+                entries.append(self._heads[group] + index_key[len(head) + _END.size :])
                 found.append(index_key)
                 size_bytes += len(index_key)
-                if len(keys) >= _ENDED_MAX or size_bytes >= _ENDED_BYTES_MAX:
-                    yield self._removed(keys, found)
-                    keys, found, size_bytes = [], [], 0
-        if keys:
-            yield self._removed(keys, found)
+                if len(entries) >= _ENDED_MAX or size_bytes >= _ENDED_BYTES_MAX:
+                    yield entries, found
+                    entries, found, size_bytes = [], [], 0
+        if entries:
+            yield entries, found
 
     def next_end_ms(self, watermark_ms: int | None) -> int | None:
         """Return when, in ms, the first stored state after a watermark (None: of all) ends; None if none does."""
@@ -156,21 +175,16 @@ class ColumnarState:
             ends += [index_key[len(head) : len(head) + _END.size] for index_key, _ in first]
         return _END.unpack(min(ends))[0] - _SIGN if ends else None
 
-    def _removed(self, entries: list[bytes], index: list[bytes]) -> tuple[list[bytes], pa.RecordBatch, ChangeColumns]:
-        entries.sort()
-        values, _ = _without_ends(self._read_many(pa.array(entries, pa.binary()), 1.0))
-        columns, present = self._codec.decode(values)
-        if not present.all():
-            raise CorruptDataError("the index of a columnar operator's state names missing entries")
-        gone = pa.array([*entries, *index], pa.binary())
-        return [entry[4:] for entry in entries], columns, _sorted(gone, pa.nulls(len(gone), pa.binary()))
+    def _index_keys(self, entries: pa.Array, ends_ms: Ints) -> pa.Array:
+        """Return the keys of the index entries of these entries, which end at these times."""
+        heads, keys = split_heads(entries, _HEAD_BYTES)
+        heads[:, 2:] = np.frombuffer(table_key(0, int(self._index_id or 0), b""), np.uint8)[2:]
+        return joined(of_equal_width(np.hstack([heads, _end_bytes(ends_ms)])), keys)
 
-    def _index_keys(self, entries: pa.Array, ends_ms: Ints) -> list[bytes]:
-        heads = self._index_heads
-        return [
-            heads[int.from_bytes(entry[:2], "big")] + _end(end_ms) + entry[4:]
-            for entry, end_ms in zip(entries.to_pylist(), ends_ms.tolist(), strict=True)
-        ]
+
+def _removed(entries: list[bytes], index: list[bytes]) -> ChangeColumns:
+    gone = pa.array([*entries, *index], pa.binary())
+    return _sorted(gone, pa.nulls(len(gone), pa.binary()))
 
 
 def _without_ends(values: pa.Array) -> tuple[pa.Array, Ints]:
@@ -183,9 +197,14 @@ def _end(end_ms: int) -> bytes:
     return _END.pack(end_ms + _SIGN)
 
 
+def _end_bytes(ends_ms: Ints) -> npt.NDArray[np.uint8]:
+    """Return what `_end` returns, one row per time."""
+    ends = (ends_ms.view(np.uint64) ^ np.uint64(_SIGN)).astype(">u8")
+    return ends.view(np.uint8).reshape(-1, _END.size)
+
+
 def _with_ends(ends_ms: Ints, values: pa.Array) -> pa.Array:
-    heads = (ends_ms.view(np.uint64) ^ np.uint64(_SIGN)).astype(">u8")
-    return joined(of_equal_width(heads.view(np.uint8).reshape(-1, _END.size)), values)
+    return joined(of_equal_width(_end_bytes(ends_ms)), values)
 
 
 def _sorted(keys: pa.Array, values: pa.Array) -> ChangeColumns:

@@ -95,7 +95,7 @@ class StateColumns:
         """
         present = values.is_valid().to_numpy(zero_copy_only=False)
         stored = values.drop_null() if values.null_count else values
-        data = _bytes(stored)
+        data = value_bytes(stored)
         width = self._layout.itemsize
         sizes = np.diff(_offsets(stored)).astype(np.int64)
         if len(sizes) and sizes.min() < width:
@@ -136,7 +136,7 @@ def split_heads(values: pa.Array, width: int) -> tuple[npt.NDArray[np.uint8], pa
     """
     present = values.is_valid().to_numpy(zero_copy_only=False)
     stored = values.drop_null()
-    data, sizes = _bytes(stored), np.diff(_offsets(stored)).astype(np.int64)
+    data, sizes = value_bytes(stored), np.diff(_offsets(stored)).astype(np.int64)
     if (sizes < width).any():
         raise _corrupt("it is shorter than its end")
     at = (np.cumsum(sizes) - sizes)[:, None] + np.arange(width)
@@ -149,12 +149,17 @@ def split_heads(values: pa.Array, width: int) -> tuple[npt.NDArray[np.uint8], pa
     return heads, binary_array(data[is_rest], rest_sizes, ~present)
 
 
-def _bytes(values: pa.Array) -> npt.NDArray[np.uint8]:
+def value_bytes(values: pa.Array) -> npt.NDArray[np.uint8]:
     """Return the concatenated bytes of a binary array's values."""
     buffer, offsets = values.buffers()[2], _offsets(values)
     if buffer is None or not len(values):
         return np.zeros(0, np.uint8)
     return np.frombuffer(buffer, np.uint8)[offsets[0] : offsets[-1]]
+
+
+def value_sizes(values: pa.Array) -> Ints:
+    """Return the number of bytes of each value of a binary array without nulls."""
+    return np.diff(_offsets(values)).astype(np.int64)
 
 
 def _offsets(values: pa.Array) -> npt.NDArray[np.int32]:

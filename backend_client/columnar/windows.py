@@ -58,15 +58,35 @@ class Windows:
         kind = rows.field(self.column).type
         return [pa.field(START, kind), pa.field(END, kind)]
 
-    def assign(self, times: pa.Array, watermark_ms: int | None) -> Assigned:
-        """Assign rows with these times to windows, without windows that are over."""
+    @property
+    def has_panes(self) -> bool:
+        """Whether windows overlap, and all rows between the starts of two windows are in the same ones."""
+        return self.slide_us < self.size_us and self.size_us % self.slide_us == 0
+
+    def newest_us(self, times: pa.Array) -> Ints:
+        """Return the start of the newest window of each time; that of a null is of no use."""
+        micros = times.cast(pa.timestamp("us", times.type.tz)).view(pa.int64())
+        at = pc.fill_null(micros, 0).to_numpy(zero_copy_only=False)
+        newest: Ints = at - (at - self.offset_us) % self.slide_us
+        return newest
+
+    def assign(self, times: pa.Array, watermark_ms: int | None, counts: Ints | None = None) -> Assigned:
+        """
+        Assign rows with these times to windows, without windows that are over.
+
+        Args:
+            times: The rows' times.
+            watermark_ms: Windows are over that end at or before it.
+            counts: How many rows each one stands for, for the number of late ones; None for one.
+        """
         valid = np.flatnonzero(pc.is_valid(times).to_numpy(zero_copy_only=False))
         micros = times.cast(pa.timestamp("us", times.type.tz)).view(pa.int64())
         at = pc.fill_null(micros, 0).to_numpy(zero_copy_only=False)[valid]
-        newest = at - (at - self.offset_us) % self.slide_us
+        newest = self.newest_us(times)[valid]
         late_rows = 0
         if watermark_ms is not None:
-            late_rows = int(np.count_nonzero(newest + self.size_us <= watermark_ms * 1000))
+            is_late = newest + self.size_us <= watermark_ms * 1000
+            late_rows = int(np.count_nonzero(is_late) if counts is None else counts[valid[is_late]].sum())
         rows, starts = [], []
         for back in range(-(-self.size_us // self.slide_us)):
             start = newest - back * self.slide_us

@@ -18,6 +18,7 @@ TARGETS = (
     "attack",
     "bench",
     "bench-growth",
+    "bench-native",
     "bench-recovery",
     "bench-rescale",
     "bench-restart",

@@ -1,9 +1,10 @@
 """
 Joins of several streams by key, where a row waits for its partners for a limited time; see docs/joins.md.
 
-`join_streams` unions the inputs into one stream with a struct column for each; the processor `StreamJoin` matches their
-rows. The rules are in `backend_client.join_rules`. This module only keeps the rows: one map state entry per waiting
-row, and one timer per key that is not later than the first end of a wait.
+`join_streams` unions the inputs into one stream with a struct column for each. The processor `StreamJoin` matches their
+rows by the rules in `backend_client.join_rules`; this module only keeps the rows: one map state entry per waiting row,
+and one timer per key that is not later than the first end of a wait. With ``columnar=True``,
+`backend_client.columnar.join.interval_join` does both.
 """
 
 from __future__ import annotations
@@ -20,6 +21,7 @@ from pyspark.sql import functions as F
 from pyspark.sql.streaming import StatefulProcessor, StatefulProcessorHandle
 from pyspark.sql.types import LongType, MapType, StringType, StructField, StructType, TimestampType
 
+from backend_client.columnar.join.interval_join import IntervalJoin
 from backend_client.join_rules import Life, Side, complete, end_lives
 from backend_client.spark.api.backend import ChangelogStateBackend
 from backend_client.spark.api.plan import StatefulDataFrame
@@ -162,6 +164,7 @@ def join_streams(
     event_time: str = "event_time",
     name: str = "join",
     parallelism: int | None = None,
+    columnar: bool = False,
 ) -> StatefulDataFrame:
     """
     Join streams: rows with equal keys match if, by event time, none arrives after another one's wait is over.
@@ -176,6 +179,8 @@ def join_streams(
             watermark, for an operator after the join.
         name: Names the operator's state within the job.
         parallelism: Number of partitions; the backend's by default.
+        columnar: Keep the rows in columns, which is several times as fast: for inner joins of two streams whose columns
+            have simple types, and which stay the same as long as the state does.
 
     Returns:
         The columns `on`, `event_time`, and for each input a struct of its other columns, null where it has no partner.
@@ -200,6 +205,13 @@ def join_streams(
             for position, (label, frame) in enumerate(inputs.items())
         ),
     )
+    if columnar:
+        if how != "inner" or len(parts) > 2:
+            raise InvalidInputError("columnar=True joins two inputs with how='inner'; leave it out for other joins")
+        waits_us = {part.name: part.wait_micros for part in parts}
+        grouped = union.drop(_MICROS_COLUMN).groupBy(*(quoted(key) for key in keys))
+        join = IntervalJoin(event_time, waits_us)
+        return backend.transform_columns(grouped, join, outputMode="Append", name=name, parallelism=parallelism)
     output = StructType([field for field in union.schema.fields if field.name != _MICROS_COLUMN])
     return backend.transform_with_state(
         union.groupBy(*(quoted(key) for key in keys)),

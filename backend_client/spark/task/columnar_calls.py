@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -13,7 +14,8 @@ from backend_client.columnar.keys import KeyColumns
 from backend_client.columnar.packing import pack_integers
 from backend_client.columnar.processor import BatchMoment, KeyBatch, KeyResults
 from backend_client.columnar.state import INDEX, STATE, ColumnarState
-from backend_client.columnar.values import Bools, Ints, StateColumns
+from backend_client.columnar.values import Ints, StateColumns
+from backend_client.columnar.window_rows import window_rows
 from backend_client.service.log_writer import LogWriter
 from backend_client.spark.columnar_plan import ColumnarPlan
 from backend_client.table.journal import BYTES_MAX, memory_bytes
@@ -74,12 +76,15 @@ class ColumnarCalls:
         self._key_groups = key_groups
         self._moment, self._moment_of_ends = moments
         self._written: _Written | None = None
+        # State whose end emits nothing counts as absent from then on, and is removed by the next batch: no second pass
+        # has to do it.
+        self._emits_ended = plan.processor.emits_expired(plan.output_mode)
         self._preemptive_bytes = preemptive_bytes
         self.rows_seen = 0
         self.keys_seen = 0
         self.late_rows = 0
         self.next_end_ms: int | None = None
-        """A lower bound, in ms, on when the first remaining state ends."""
+        """A lower bound, in ms, on when the first remaining state ends; None if its end emits nothing."""
 
     def run(self, batches: Iterable[pa.RecordBatch], table: StateTable, writer: LogWriter) -> Iterator[pa.RecordBatch]:
         """Yield the processor's output: for state that ends, and for the rows."""
@@ -92,7 +97,7 @@ class ColumnarCalls:
             table.get_many,
             table.between,
         )
-        if self._moment != self._moment_of_ends:
+        if self._emits_ended and self._moment != self._moment_of_ends:
             self._written = _Written(table)
         yield from self._end(state, writer, self._moment)
         chunks = KeyChunks(batches, self._keys, self._plan.rows)
@@ -103,12 +108,17 @@ class ColumnarCalls:
             self._written.overlay()
             self._written = None
             yield from self._end(state, writer, self._moment_of_ends)
-        self._note_end(state.next_end_ms(self._moment_of_ends.watermark_ms))
+        if self._emits_ended:
+            self._note_end(state.next_end_ms(self._moment_of_ends.watermark_ms))
 
     def _end(self, state: ColumnarState, writer: LogWriter, moment: BatchMoment) -> Iterator[pa.RecordBatch]:
         """Remove the state that ends at a watermark, in change sets of its own."""
         windows, watermark_ms = self._processor.windows, moment.watermark_ms
         if watermark_ms is None:
+            return
+        if not self._emits_ended:
+            for changes in state.removal(watermark_ms):
+                self._write(changes, writer, preemptive=True)
             return
         for encoded, columns, changes in state.ended(watermark_ms):
             keys, starts = self._keys.decode(encoded, with_number=windows is not None)
@@ -124,30 +134,29 @@ class ColumnarCalls:
         if windows is None:
             keys = pa.RecordBatch.from_arrays(chunk.keys, schema=self._plan.keys)
             entries = state.entries(chunk.key_groups, chunk.encoded)
-            rows, starts, ends_ms = chunk.rows, chunk.starts, None
+            rows, starts, ends_ms, is_condensed = chunk.rows, chunk.starts, None, False
         else:
-            assigned = windows.assign(chunk.rows.column(windows.column), self._moment.watermark_ms)
-            self.late_rows += assigned.late_rows
-            if not len(assigned.rows):
+            placed = window_rows(chunk, windows, self._moment.watermark_ms, self._processor.condense)
+            self.late_rows += placed.late_rows
+            if not len(placed.starts):
                 return
-            of_row = np.searchsorted(chunk.starts, assigned.rows, side="right") - 1
-            order = np.lexsort((assigned.rows, assigned.starts_us, of_row))
-            of_row, begins = of_row[order], assigned.starts_us[order]
-            starts = np.flatnonzero((np.diff(of_row, prepend=-1) != 0) | (np.diff(begins, prepend=begins[0]) != 0))
-            rows = chunk.rows.take(pa.array(assigned.rows[order]))
-            at, begins = of_row[starts], begins[starts]
-            keys = self._with_windows([column.take(pa.array(at)) for column in chunk.keys], begins)
-            entries = state.entries(chunk.key_groups[at], chunk.encoded.take(pa.array(at)), pack_integers(begins))
-            ends_ms = windows.ends_ms(begins)
+            rows, starts, begins, at = placed.rows, placed.starts, placed.begins_us, pa.array(placed.keys)
+            keys = self._with_windows([column.take(at) for column in chunk.keys], begins)
+            entries = state.entries(chunk.key_groups[placed.keys], chunk.encoded.take(at), pack_integers(begins))
+            ends_ms, is_condensed = windows.ends_ms(begins), placed.is_condensed
         found = state.read(entries, self._moment.watermark_ms)
-        results = self._processor.process(KeyBatch(keys, rows, starts, found.columns, found.present, self._moment))
+        batch = KeyBatch(keys, rows, starts, found.columns, found.present, self._moment)
+        if is_condensed:
+            results = self._processor.process_condensed(batch, self._plan.rows)
+        else:
+            results = self._processor.process(batch)
         self.late_rows += int(results.late_rows)
-        keep, expires_ms = self._checked(results, len(entries))
-        ends_ms = expires_ms if windows is None else ends_ms
+        results = self._checked(results, len(entries))
+        ends_ms = results.expires_ms if windows is None else ends_ms
         if ends_ms is not None:
-            left = ends_ms if keep is None else ends_ms[keep]
+            left = ends_ms if results.keep is None else ends_ms[results.keep]
             self._note_end(int(left.min()) if len(left) else None)
-        changes = state.changes(entries, found, results.state, keep, ends_ms)
+        changes = state.changes(entries, found, results, ends_ms)
         self._write(changes, writer, preemptive=not chunk.is_last)
         if results.output is not None:
             yield results.output
@@ -159,12 +168,12 @@ class ColumnarCalls:
                 self._written.add(piece)
 
     def _note_end(self, end_ms: int | None) -> None:
-        if end_ms is not None and (self.next_end_ms is None or end_ms < self.next_end_ms):
+        if self._emits_ended and end_ms is not None and (self.next_end_ms is None or end_ms < self.next_end_ms):
             self.next_end_ms = end_ms
 
-    def _checked(self, results: KeyResults, keys: int) -> tuple[Bools | None, Ints | None]:
+    def _checked(self, results: KeyResults, keys: int) -> KeyResults:
         """
-        Return which keys keep state, and when it ends in ms; None for the latter if state does not expire by itself.
+        Return the results with arrays of the right types; without `expires_ms` if state does not expire by itself.
 
         Raises:
             InvalidInputError: The processor did not return one value per key, or no `expires_ms` although it expires.
@@ -176,15 +185,18 @@ class ColumnarCalls:
                 f"processor {name} returned {what} as state of {keys} keys; give KeyResults a state that is a "
                 "pyarrow.RecordBatch with one row per key, in the order of batch.keys"
             )
-        keep = None if results.keep is None else _per_key(f"processor {name}", "keep", results.keep, np.bool_, keys)
+        who, keep, changed = f"processor {name}", results.keep, results.changed
+        keep = None if keep is None else _per_key(who, "keep", keep, np.bool_, keys)
+        changed = None if changed is None else _per_key(who, "changed", changed, np.bool_, keys)
+        results = replace(results, keep=keep, changed=changed)
         if self._processor.windows is not None or not self._processor.expires:
-            return keep, None
+            return replace(results, expires_ms=None)
         if results.expires_ms is None:
             raise InvalidInputError(
                 f"processor {name} has expires = True, but returned no expires_ms; give KeyResults an expires_ms: for "
                 "each key the event time in ms, as int64, at which its state ends"
             )
-        return keep, _per_key(f"processor {name}", "expires_ms", results.expires_ms, np.int64, keys)
+        return replace(results, expires_ms=_per_key(who, "expires_ms", results.expires_ms, np.int64, keys))
 
     def _with_windows(self, keys: Sequence[pa.Array], starts_us: Ints) -> pa.RecordBatch:
         windows = self._processor.windows

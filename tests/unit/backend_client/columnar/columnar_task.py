@@ -42,11 +42,13 @@ class Writer:
 
     def __init__(self) -> None:
         self.payloads: list[bytes] = []
+        self.changes = 0
 
     def append_columns(self, changes: ChangeColumns, *, preemptive: bool) -> None:
         ordered = changes.keys.to_pylist()
         assert ordered == sorted(set(ordered)), "a change set is sorted, and has each key once"
         self.payloads.append(encode_columns(changes))
+        self.changes += len(ordered)
 
     def apply(self, table: Table) -> None:
         for payload in self.payloads:
@@ -67,6 +69,7 @@ class Task:
         self.preemptive_bytes = 1 << 20
         self.late_rows: list[int] = []
         self.next_ends_ms: list[int | None] = []
+        self.changes: list[int] = []
 
     def run(
         self,
@@ -93,6 +96,7 @@ class Task:
         assert calls.rows_seen == len(rows)
         self.late_rows.append(calls.late_rows)
         self.next_ends_ms.append(calls.next_end_ms)
+        self.changes.append(writer.changes)
         writer.apply(self.table)
         return [row for output in outputs for row in output.to_pylist()]
 

@@ -35,13 +35,39 @@ def test_repetitions_are_dropped() -> None:
     assert task.late_rows == [0, 0, 2, 0]
 
 
+class Emitting(Deduplicate):
+    """Would emit rows when state ends."""
+
+    def expired(self, keys: Any, state: Any, rows: Any, moment: Any) -> Any:
+        return None
+
+
 def test_key_without_state_ends_nothing() -> None:
     """A key whose rows are all late or without time has no state, so nothing is due for it at the batch's end."""
-    task = Task(Deduplicate("at", within=10 * SECOND), ROWS)
+    task = Task(Emitting("at", within=10 * SECOND), ROWS)
 
     assert task.run([row(1, 5), row(2, None)], ms(22)) == []
     assert task.run([row(1, 23), row(2, 5)], ms(22)) != []
     assert task.next_ends_ms == [None, ms(33)]
+
+
+def test_end_that_emits_nothing_is_not_due() -> None:
+    """State whose end emits nothing asks for no second pass: it is absent from then on, and removed later."""
+    task = Task(Deduplicate("at", within=10 * SECOND), ROWS)
+
+    task.run([row(1, 5)])
+    assert task.run([row(1, 16)], ms(5), ends_ms=ms(15)) != []
+    assert task.run([row(1, 30)], ms(26)) != []
+    assert task.next_ends_ms == [None, None, None]
+    assert len(task.table.entries) == 2
+
+
+def test_repetition_does_not_write_state() -> None:
+    """A key that passes no row keeps its state as it is, and the log gets nothing of it."""
+    task = Task(Deduplicate("at", within=10 * SECOND), ROWS)
+    task.run([row(1, 5), row(2, 5)])
+    task.run([row(1, 6), row(2, 16)])
+    assert task.changes == [4, 3]  # state and its end of both keys; of key 2 also the former end
 
 
 def test_state_ends_with_the_watermark() -> None:

@@ -7,6 +7,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from backend_client.columnar.packing import pack_rows
+from backend_client.columnar.processor import KeyResults
 from backend_client.columnar.state import ColumnarState
 from backend_client.columnar.values import StateColumns
 from tests.unit.backend_client.columnar.columnar_task import KEY_GROUPS, Table, Writer
@@ -25,7 +26,8 @@ def test_long_keys_that_end_are_taken_in_parts() -> None:
     entries = state.entries(np.full(KEYS, KEY_GROUPS.first), keys)
     values = pa.RecordBatch.from_pydict({"n": range(KEYS)}, codec.schema)
     found = state.read(entries, None)
-    writer.append_columns(state.changes(entries, found, values, None, np.full(KEYS, ENDS_MS)), preemptive=False)
+    changes = state.changes(entries, found, KeyResults(values), np.full(KEYS, ENDS_MS))
+    writer.append_columns(changes, preemptive=False)
     writer.apply(table)
 
     ended = list(state.ended(ENDS_MS))

@@ -124,11 +124,20 @@ def test_sliding_windows_equal_model(given_batches: list[Any], sizes: tuple[int,
 
 def test_lost_entry_is_an_error() -> None:
     """I10: an index that names missing state is damage, not an empty window."""
-    task = Task(Aggregate(Count(), windows=tumbling("at", 10 * SECOND)), ROWS)
+    task = Task(Aggregate(Count(), windows=tumbling("at", 10 * SECOND)), ROWS, "Append")
     task.run([row(1, 1)])
     task.table.entries = {key: value for key, value in task.table.entries.items() if value == b""}
     with pytest.raises(CorruptDataError, match="index"):
         task.run([], ms(10))
+
+
+def test_ended_windows_are_read_only_to_be_emitted() -> None:
+    """In update mode, windows that end are removed without a read of their state."""
+    task = Task(Aggregate(Count(), windows=tumbling("at", 10 * SECOND)), ROWS)
+    task.run([row(1, 1), row(2, 1)])
+    task.table.get_many = None  # type: ignore[method-assign, assignment]
+    assert task.run([], ms(10)) == []
+    assert not task.table.entries
 
 
 def test_gaps_are_refused() -> None:

@@ -1,0 +1,1 @@
+"""The join of two streams over columns."""

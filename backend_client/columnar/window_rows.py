@@ -1,0 +1,85 @@
+"""
+The rows of a chunk by key and window.
+
+A row of overlapping windows occurs in each of them. If windows start at multiples of their slide, all rows between two
+such moments, a *pane*, are in the same windows. Where the processor can, it first condenses the rows of each key and
+pane to one, which then occurs in each window instead of them. No I/O.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from backend_client.columnar.chunks import Chunk
+from backend_client.columnar.reductions import Groups
+from backend_client.columnar.values import Ints
+from backend_client.columnar.windows import Windows
+
+Condense = Callable[[pa.RecordBatch, Groups], pa.RecordBatch | None]
+"""Returns one row per group that stands for the group's rows; None if there is none."""
+
+
+@dataclass(frozen=True, slots=True)
+class WindowRows:
+    """
+    Rows by key and window.
+
+    Args:
+        rows: The rows of all keys and windows, condensed or as they are.
+        starts: Index of the first row of each key and window.
+        keys: Index of each one's key.
+        begins_us: Start of each one's window.
+        late_rows: Number of rows that are dropped as late.
+        is_condensed: Whether the rows are condensed.
+    """
+
+    rows: pa.RecordBatch
+    starts: Ints
+    keys: Ints
+    begins_us: Ints
+    late_rows: int
+    is_condensed: bool
+
+
+def window_rows(chunk: Chunk, windows: Windows, watermark_ms: int | None, condense: Condense) -> WindowRows:
+    """Assign a chunk's rows to windows; those of windows that are over are left out."""
+    panes = _panes(chunk, windows, condense) if windows.has_panes else None
+    if panes is not None:
+        rows, key_of_row, times, counts = panes
+    else:
+        rows, times, counts = chunk.rows, chunk.rows.column(windows.column), None
+        key_of_row = Groups(chunk.starts, rows.num_rows).of_rows
+    assigned = windows.assign(times, watermark_ms, counts)
+    of_key = key_of_row[assigned.rows]
+    order = np.lexsort((assigned.rows, assigned.starts_us, of_key))
+    of_key, begins = of_key[order], assigned.starts_us[order]
+    is_first = np.ones(len(order), np.bool_)
+    is_first[1:] = (np.diff(of_key) != 0) | (np.diff(begins) != 0)
+    starts = np.flatnonzero(is_first)
+    taken = rows.take(pa.array(assigned.rows[order]))
+    return WindowRows(taken, starts, of_key[starts], begins[starts], assigned.late_rows, panes is not None)
+
+
+def _panes(chunk: Chunk, windows: Windows, condense: Condense) -> tuple[pa.RecordBatch, Ints, pa.Array, Ints] | None:
+    """Return a row per key and pane, its key, its pane's start, and the number of rows that it stands for."""
+    times = chunk.rows.column(windows.column)
+    valid = np.flatnonzero(times.is_valid().to_numpy(zero_copy_only=False))
+    if not len(valid):
+        return None
+    pane = windows.newest_us(times)[valid]
+    of_key = Groups(chunk.starts, chunk.rows.num_rows).of_rows[valid]
+    order = np.lexsort((pane, of_key))
+    of_key, pane = of_key[order], pane[order]
+    is_first = np.ones(len(order), np.bool_)
+    is_first[1:] = (np.diff(of_key) != 0) | (np.diff(pane) != 0)
+    groups = Groups(np.flatnonzero(is_first), len(order))
+    rows = condense(chunk.rows.take(pa.array(valid[order])), groups)
+    if rows is None:
+        return None
+    starts = pa.array(pane[groups.starts]).view(pa.timestamp("us", times.type.tz))
+    return rows, of_key[groups.starts], pc.cast(starts, times.type, safe=False), groups.sizes

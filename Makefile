@@ -35,7 +35,7 @@ unexport SPARK_HOME SPARK_CONF_DIR PYTHONPATH PYTHONHOME
 unexport PYTHONDONTWRITEBYTECODE
 
 ##@ Use it
-.PHONY: help setup demo demo-cdc attack bench bench-growth bench-native bench-recovery bench-rescale bench-restart bench-sinks bench-smoke bench-service bench-scale bench-tails chaos chaos-service chaos-blocks chaos-sinks outages load load-web stack stack-check
+.PHONY: help setup demo demo-cdc attack bench bench-growth bench-native bench-peers bench-recovery bench-rescale bench-restart bench-sinks bench-smoke bench-service bench-scale bench-tables bench-tails chaos chaos-service chaos-blocks chaos-sinks outages load load-web report stack stack-check
 
 help: ## Show this list
 	@awk 'BEGIN { FS = ":.*## " } \
@@ -59,6 +59,9 @@ bench-growth: $(STAMP) ## Measure 100 thousand to 10 million keys, and 5 million
 bench-native: $(STAMP) ## Compare with Spark's native operators in the JVM; ONLY=small,join, SHORT=1 (few rows), STRICT=1
 	SHORT=$(SHORT) STRICT=$(STRICT) $(PY) -m loadtest.bench_native $(if $(ONLY),--only $(ONLY))
 
+bench-peers: need-mvn $(STAMP) ## Run one job in PyFlink, Quix Streams, Bytewax, Pathway, Spark and here; ONLY=Bytewax, SHORT=1 (only here), STRICT=1
+	SHORT=$(SHORT) STRICT=$(STRICT) $(PY) -m loadtest.peers $(if $(ONLY),--only "$(ONLY)")
+
 bench-recovery: need-go $(STAMP) ## Measure how long output stops when a task, an executor or a host is lost, beside Spark's own operator; BENCH_ARGS, SHORT=1, STRICT=1
 	SHORT=$(SHORT) STRICT=$(STRICT) $(PY) -m loadtest.bench_recovery $(BENCH_ARGS)
 
@@ -70,6 +73,9 @@ bench-restart: $(STAMP) ## Compare the time from a driver's start to its first b
 
 bench-scale: need-go $(STAMP) ## Compute latency, manifests and costs of 50 to 10,000 partitions, on a virtual clock; SHORT=1, STRICT=1
 	SHORT=$(SHORT) STRICT=$(STRICT) $(PY) -m loadtest.bench_scale
+
+bench-tables: need-go $(STAMP) ## Compare checkpoints with the changelog on and off, beside Flink's published tables; ONLY=value-state, SHORT=1, STRICT=1
+	SHORT=$(SHORT) STRICT=$(STRICT) $(PY) -m loadtest.bench_tables $(if $(ONLY),--only $(ONLY))
 
 bench-tails: $(STAMP) ## Compare the slowest persists with and without an early second attempt, on a virtual clock; SHORT=1, STRICT=1
 	SHORT=$(SHORT) STRICT=$(STRICT) $(PY) -m loadtest.bench_tails
@@ -107,6 +113,9 @@ load: need-go $(STAMP) ## Load the service with 100 slots at 5 checkpoints/s for
 
 load-web: need-go $(STAMP) ## The same, started from locust's web page on loopback
 	$(PY) -m loadtest.load --web
+
+report: $(STAMP) ## Write one page of all measurements that exist, reports/report.html; RUN=missing or RUN=bench-tails,load runs some first
+	RUN=$(RUN) $(PY) -m tools.report
 
 stack: need-go $(STAMP) ## Run S3 server, coordinator and a Spark cluster with sidecars on loopback until Ctrl-C
 	$(PY) -m tools.servers
@@ -200,6 +209,8 @@ requirements: $(TOOLS)/uv-$(UV_VERSION) ## Pin requirements*.txt again from pypr
 	$(COMPILE) --extra service --constraint requirements.txt --output-file requirements-service.txt pyproject.toml
 	$(COMPILE) --group build --output-file requirements-build.txt
 	$(COMPILE) --group stack --override requirements-stack-overrides.txt --output-file requirements-stack.txt
+	for peer in apache-flink bytewax pathway quixstreams; do \
+		$(COMPILE) --output-file loadtest/peers/requirements-$$peer.txt loadtest/peers/$$peer.in; done
 	$(COMPILE) --group spark-4-1 --output-file requirements-spark-4.1.txt
 	$(COMPILE) --group spark-4-2 --output-file requirements-spark-4.2.txt
 

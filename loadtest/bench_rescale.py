@@ -23,8 +23,9 @@ from backend_client import BatchProgress, ChangelogStateBackend
 from loadtest.bench.measuring import Enough, new_stream, open_backend, run_until_enough
 from loadtest.bench.processors import TOTALS, Totals
 from tools.reporting.figures import Figure, Goal
+from tools.reporting.history import History
 from tools.reporting.page import HtmlReport
-from tools.reporting.plots import Marker, Series, line_plot
+from tools.reporting.plots import Marker, Series
 from tools.reporting.target import TargetReport, is_set
 from tools.spark_session import TWO_EXECUTORS, start_session
 
@@ -81,6 +82,14 @@ class Run:
             self.switches[progress.batch_id] = present
         self.durations_ms.append(progress.total_ms)
 
+    def history(self) -> History:
+        """Return the duration of each batch."""
+        points = [(float(number), ms) for number, ms in enumerate(self.durations_ms)]
+        markers = [Marker(float(number), f"{parallelism} partitions") for number, parallelism in self.switches.items()]
+        return History(
+            "Batches of a query that is rescaled", "batch", "ms", (Series("duration", points),), tuple(markers)
+        )
+
     def figures(self) -> list[Figure]:
         """Return the figures of the batches after the warm-up."""
         measured = dict(enumerate(self.durations_ms))
@@ -113,7 +122,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         run = Run(backend, rows, warm_up, between)
         _run(run, Path(place), keys)
     report = TargetReport("bench-rescale", strict=options.strict)
-    exit_code = report.write(run.figures())
+    exit_code = report.write(run.figures(), [run.history()])
     _write_page(run, Path("reports/bench-rescale.html"))
     for figure in run.figures():
         print(f"{figure.name:50} {figure.value:10,.2f} {figure.unit:8} {figure.goal or ''}")
@@ -132,9 +141,7 @@ def _run(run: Run, folder: Path, keys: int) -> None:
 
 def _write_page(run: Run, path: Path) -> None:
     page = HtmlReport("A running query is rescaled", "Duration of each batch; the lines are the batches that switch.")
-    points = [(float(number), ms) for number, ms in enumerate(run.durations_ms)]
-    markers = [Marker(float(number), f"{parallelism} partitions") for number, parallelism in run.switches.items()]
-    page.add_plot(line_plot("Batches", "batch", "ms", [Series("duration", points)], markers))
+    page.add_plot(run.history().svg())
     page.add_figures(run.figures())
     page.write(path)
 

@@ -93,10 +93,11 @@ def _figures(name: str, bench: TailBench, *, has_goals: bool) -> list[Figure]:
 
 def main() -> int:
     """Measure and report; return the exit code."""
+    report = TargetReport("bench-tails")
     figures = measure(short=is_set("SHORT"))
     for figure in figures:
         print(line_of(figure))
-    return TargetReport("bench-tails").write(figures)
+    return report.write(figures)
 
 
 if __name__ == "__main__":

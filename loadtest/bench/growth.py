@@ -28,8 +28,9 @@ from pyspark.sql.streaming import StatefulProcessor
 from loadtest.bench.measuring import measure, new_session, open_backend
 from loadtest.bench.processors import TOTALS, Totals
 from tools.reporting.figures import Figure, Goal, format_number
+from tools.reporting.history import History
 from tools.reporting.page import HtmlReport
-from tools.reporting.plots import Series, line_plot
+from tools.reporting.plots import Series
 from tools.reporting.target import TargetReport, is_set
 
 ROWS = 200_000
@@ -83,7 +84,7 @@ def key_of(plan: Sequence[Stage], rows: int, touched: int) -> str:
 
 def growth(
     spark: SparkSession, folder: Path, sizes: Sequence[int], rows: int, touched: int, measured: int = MEASURED
-) -> list[Figure]:
+) -> tuple[list[Figure], list[History]]:
     """Measure rows/s at each size of the state."""
     plan = stages(sizes, rows, measured)
     last = plan[-1].first_batch + plan[-1].batches
@@ -102,10 +103,11 @@ def growth(
     share = points[-1][1] / points[0][1]
     figures.append(Figure("speed at the largest state / at the smallest", share, "ratio", Goal(">=", LEAST_SHARE)))
     page = HtmlReport("Cost of growth", f"Batches of {rows:,} rows on {touched:,} keys, at growing numbers of keys.")
-    page.add_plot(line_plot("Speed by size of the state", "keys", "rows/s", [Series("rows/s", points)]))
+    history = History("Speed by size of the state", "keys", "rows/s", (Series("rows/s", points),))
+    page.add_plot(history.svg())
     page.add_figures(figures)
     page.write(Path("reports/bench-growth.html"))
-    return figures
+    return figures, [history]
 
 
 class Counting(StatefulProcessor):
@@ -168,17 +170,17 @@ def main(arguments: Sequence[str] | None = None) -> int:
     report = TargetReport("bench-growth")
     folder = Path(tempfile.mkdtemp(prefix="dstl-growth-"))
     spark = new_session(folder)
-    figures: list[Figure] = []
+    figures, histories = list[Figure](), list[History]()
     try:
         if "growth" in wanted:
             sizes = [size // scale for size in SIZES]
-            figures += growth(spark, folder / "growth", sizes, ROWS // scale, KEYS_TOUCHED // scale)
+            figures, histories = growth(spark, folder / "growth", sizes, ROWS // scale, KEYS_TOUCHED // scale)
         if "memory" in wanted:
             figures += memory(spark, folder / "memory", BIG_ROWS // scale, BIG_KEY_ROWS // scale)
     finally:
         spark.stop()
         shutil.rmtree(folder, ignore_errors=True)
-    return report.write(figures)
+    return report.write(figures, histories)
 
 
 if __name__ == "__main__":

@@ -81,6 +81,7 @@ def _figures(partitions: int, stored: float, uploads: int) -> list[Figure]:
 
 def main() -> int:
     """Measure and report; return the exit code."""
+    report = TargetReport("bench-scale")
     figures = measure(objects_per_checkpoint(), short=is_set("SHORT"))
     for figure in figures:
         print(line_of(figure))
@@ -88,7 +89,7 @@ def main() -> int:
     page.add_text("Prices are S3's list prices per request; bytes stored and moved are not part of them.")
     page.add_figures(figures)
     page.write(Path("reports/bench-scale.html"))
-    return TargetReport("bench-scale").write(figures)
+    return report.write(figures)
 
 
 if __name__ == "__main__":

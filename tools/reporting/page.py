@@ -5,8 +5,16 @@ from __future__ import annotations
 from collections.abc import Sequence
 from html import escape
 from pathlib import Path
+from typing import TypeAlias
 
 from tools.reporting.figures import Figure, format_number, write_text
+
+StoredFigure: TypeAlias = tuple[str, float | None, str, str | None, bool | None]
+"""Name, value, unit, goal as text, and whether it holds."""
+
+_FIGURE_HEADER = ("Figure", "Value", "Goal", "")
+_MARKS = {True: '<span class="good">✓ holds</span>', False: '<span class="bad">✗ missed</span>', None: ""}
+_UNFOLDED_MAX = 12
 
 
 class HtmlReport:
@@ -24,23 +32,33 @@ class HtmlReport:
         """Begin a section."""
         self._parts.append(f"<h2>{escape(text)}</h2>")
 
+    def add_subheading(self, text: str) -> None:
+        """Begin a part of a section."""
+        self._parts.append(f"<h3>{escape(text)}</h3>")
+
+    def add_note(self, text: str) -> None:
+        """Add a paragraph in small type."""
+        self._parts.append(f'<p class="summary note">{escape(text)}</p>')
+
     def add_text(self, text: str) -> None:
         """Add a paragraph."""
         self._parts.append(f"<p>{escape(text)}</p>")
 
     def add_figures(self, figures: Sequence[Figure]) -> None:
         """Add figures as a table with their goals."""
-        marks = {True: '<span class="good">✓ holds</span>', False: '<span class="bad">✗ missed</span>', None: ""}
-        rows = [
-            [
-                escape(figure.name),
-                f"<b>{format_number(figure.value)}</b> {escape(figure.unit)}",
-                "" if figure.goal is None else escape(str(figure.goal)),
-                marks[figure.holds],
-            ]
-            for figure in figures
-        ]
-        self._add_rows(["Figure", "Value", "Goal", ""], rows)
+        self._add_rows(_FIGURE_HEADER, [_figure_cells(*_stored(figure)) for figure in figures])
+
+    def add_stored_figures(self, figures: Sequence[StoredFigure]) -> None:
+        """Add figures that were read from a report: those with a goal, and folded below them the others of many."""
+        rows = [(goal is not None, _figure_cells(*one)) for one in figures for goal in one[3:4]]
+        first = [cells for has_goal, cells in rows if has_goal]
+        if len(rows) <= _UNFOLDED_MAX or not first:
+            self._add_rows(_FIGURE_HEADER, [cells for _, cells in rows])
+            return
+        self._add_rows(_FIGURE_HEADER, first)
+        self._parts.append(f"<details><summary>{len(rows) - len(first)} figures without a goal</summary>")
+        self._add_rows(_FIGURE_HEADER, [cells for has_goal, cells in rows if not has_goal])
+        self._parts.append("</details>")
 
     def add_table(self, header: Sequence[str], rows: Sequence[Sequence[object]]) -> None:
         """Add a table; numbers are formatted and aligned right."""
@@ -65,6 +83,15 @@ class HtmlReport:
         body = "".join(f"<tr>{line('td', row)}</tr>" for row in rows)
         head = line("th", [escape(name) for name in header])
         self._parts.append(f'<div class="wide"><table><tr>{head}</tr>{body}</table></div>')
+
+
+def _stored(figure: Figure) -> StoredFigure:
+    return figure.name, figure.value, figure.unit, None if figure.goal is None else str(figure.goal), figure.holds
+
+
+def _figure_cells(name: str, value: float | None, unit: str, goal: str | None, holds: bool | None) -> list[str]:  # noqa: FBT001
+    number = f"<b>{format_number(value)}</b> {escape(unit)}"
+    return [escape(name), number, escape(goal or ""), _MARKS[holds]]
 
 
 def _cell(value: object) -> str:
@@ -103,6 +130,9 @@ body { margin: 0; background: var(--page); color: var(--text); font: 15px/1.5 sy
 main { max-width: 860px; margin: 0 auto; padding: 32px 16px 64px; }
 h1 { font-size: 26px; margin: 0 0 4px; }
 h2 { font-size: 18px; margin: 36px 0 10px; }
+h3 { font-size: 15px; margin: 22px 0 6px; }
+.note { font-size: 12.5px; margin: 6px 0 14px; overflow-wrap: anywhere; }
+details { margin: 8px 0; } summary { color: var(--muted); cursor: pointer; margin: 0 0 6px; }
 .summary { color: var(--muted); margin: 0 0 20px; }
 .wide { overflow-x: auto; background: var(--card); border: 1px solid var(--grid); border-radius: 10px; }
 table { border-collapse: collapse; width: 100%; font-variant-numeric: tabular-nums; }

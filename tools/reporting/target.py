@@ -2,23 +2,30 @@
 The result of a make target that measures: ``reports/TARGET.json``, and an exit code.
 
 The file is a list of objects with name, value, unit, goal and whether it holds. It belongs to the newest run: a run
-deletes the earlier file when it begins. With STRICT=1 a missed goal fails the run.
+deletes the earlier file when it begins. With STRICT=1 a missed goal fails the run. Beside it, ``TARGET.about.json``
+says what it was made with, and ``TARGET.history.json`` has what the run has recorded over time; `make report` shows
+all.
 """
 
 from __future__ import annotations
 
 import argparse
+import json
 import os
+import time
 from collections.abc import Sequence
 from pathlib import Path
 
-from tools.reporting.figures import Figure, strict_exit_code, write_report_json
+from tools.reporting.about import about
+from tools.reporting.figures import Figure, strict_exit_code, write_report_json, write_text
+from tools.reporting.history import History
 
 TARGETS = (
     "attack",
     "bench",
     "bench-growth",
     "bench-native",
+    "bench-peers",
     "bench-recovery",
     "bench-rescale",
     "bench-restart",
@@ -26,6 +33,7 @@ TARGETS = (
     "bench-service",
     "bench-sinks",
     "bench-smoke",
+    "bench-tables",
     "bench-tails",
     "chaos",
     "chaos-blocks",
@@ -58,12 +66,24 @@ class TargetReport:
             raise ValueError(f"target {target!r} does not measure; choose one of {', '.join(TARGETS)}")
         self.path = folder / f"{target}.json"
         self._strict = is_set("STRICT") if strict is None else strict
-        self.path.unlink(missing_ok=True)
+        self._about, self._begun_s = about(target), time.monotonic()
+        for path in (self.path, self._beside("history")):
+            path.unlink(missing_ok=True)
+        self._write_about()
 
-    def write(self, figures: Sequence[Figure]) -> int:
-        """Write all figures known so far, replacing earlier ones; return the run's exit code."""
+    def write(self, figures: Sequence[Figure], histories: Sequence[History] = ()) -> int:
+        """Write all figures and histories known so far, replacing earlier ones; return the run's exit code."""
         write_report_json(self.path, figures)
+        if histories:
+            write_text(self._beside("history"), json.dumps([history.to_dict() for history in histories]) + "\n")
+        self._write_about(took_s=time.monotonic() - self._begun_s)
         return strict_exit_code(figures) if self._strict else 0
+
+    def _write_about(self, **more: float) -> None:
+        write_text(self._beside("about"), json.dumps({**self._about, **more}, indent=2) + "\n")
+
+    def _beside(self, what: str) -> Path:
+        return self.path.with_suffix(f".{what}.json")
 
 
 def chosen_options(

@@ -6,22 +6,18 @@ mitmproxy has an environment of its own in the stack folder, built once from `re
 
 from __future__ import annotations
 
-import hashlib
 import http.client
 import json
-import shutil
-import subprocess
-import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, Literal, TypeAlias
 
+from tools.servers.environments import environment
 from tools.servers.faults.store_model import Drawn
-from tools.servers.programs import PROJECT_ROOT, ServerError, ServerProcess, stack_folder, stack_lock
+from tools.servers.programs import PROJECT_ROOT, ServerError, ServerProcess
 
 _SCRIPT = Path(__file__).with_name("proxy_script.py")
-_BUILD_REQUIREMENTS = PROJECT_ROOT / "requirements-build.txt"
 _REQUIREMENTS = PROJECT_ROOT / "requirements-stack.txt"
 _TIMEOUT_S = 60.0
 
@@ -155,22 +151,4 @@ class _Control:
 
 def mitmproxy_program() -> Path:
     """Return the program, in an environment that is rebuilt when the pins change."""
-    version = hashlib.sha256(_REQUIREMENTS.read_bytes()).hexdigest()[:12]
-    folder = stack_folder() / f"mitmproxy-{version}"
-    program = folder / "bin" / "mitmdump"
-    with stack_lock("mitmproxy"):
-        if not (folder / "complete").exists():
-            shutil.rmtree(folder, ignore_errors=True)
-            python = str(folder / "bin" / "python")
-            pip = [python, "-m", "pip", "install", "--quiet", "--disable-pip-version-check", "--no-deps"]
-            pip += ["--require-hashes", "--no-build-isolation", "--requirement"]
-            for command in (
-                [sys.executable, "-m", "venv", str(folder)],
-                [*pip, str(_BUILD_REQUIREMENTS)],
-                [*pip, str(_REQUIREMENTS)],
-            ):
-                built = subprocess.run(command, capture_output=True, text=True, check=False)
-                if built.returncode != 0:
-                    raise ServerError(f"mitmproxy could not be installed: {' '.join(command)}\n{built.stderr[-2000:]}")
-            (folder / "complete").touch()
-    return program
+    return environment("mitmproxy", _REQUIREMENTS) / "bin" / "mitmdump"

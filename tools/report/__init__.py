@@ -1,0 +1,1 @@
+"""One page of all measurements: `make report`. Measures nothing itself."""

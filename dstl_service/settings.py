@@ -59,8 +59,8 @@ class CacheSettings:
     idle_s: int = 600
     """A download that was not read for this time is removed."""
     parts_ahead: int = 16
-    """Parts of restores, up to 4 MB each, that are read from the storage before their tables need them; 0 reads none
-    ahead."""
+    """Parts of restores, up to 4 MB each, that are read from the storage before their tables need them, or four times
+    as many of up to 1 MB; 0 reads none ahead."""
 
     def __post_init__(self) -> None:
         check_at_least(0, self, "bytes_max", "disk_bytes_max", "parts_ahead")
@@ -316,6 +316,7 @@ class ServiceSettings:
             return {}
         given = {item.name: getattr(self.s3, item.name) for item in fields(self.s3)}
         threads = slots_in_all(self.upload.threads) * self.upload.attempts_max + self.io_threads
+        threads += 4 * self.cache.parts_ahead  # as many as `ReadAhead` starts
         return {
             **{name: value for name, value in given.items() if value is not None},
             "connections_max": self.s3.connections_max or threads,

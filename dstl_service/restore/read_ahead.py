@@ -12,12 +12,17 @@ from collections import deque
 from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
-from typing import Generic, TypeVar
+from functools import partial
+from typing import Generic, NamedTuple, TypeVar
 
 PART_BYTES_MAX = 4 << 20
 """A larger part is read when its turn comes, so that memory stays bounded."""
 PARTS_EACH = 8
-"""Parts that one reader has under way."""
+"""Large parts that one reader has under way."""
+SMALL_EACH = 4 * PARTS_EACH
+"""Small parts, of up to a quarter of `PART_BYTES_MAX`, that one reader has under way: the storage's latency decides how
+long they take, not their size."""
+_QUARTERS = SMALL_EACH // PARTS_EACH
 
 _T = TypeVar("_T")
 
@@ -40,53 +45,77 @@ class ReadAhead:
     """
     Threads that read parts for all restores of a process.
 
-    A part that is under way, or waits to be taken, holds one of `parts_max` places. A reader that gets none reads in
-    its own thread, so readers never wait for each other, and a reader may be called by a part of another one.
+    A part that is under way, or waits to be taken, holds one to four quarters of `parts_max` places, by its size. A
+    reader that gets none reads in its own thread, so readers never wait for each other, and a reader may be called by
+    a part of another one.
 
     Args:
-        parts_max: Number of places, and of threads; 0 to read nothing ahead.
+        parts_max: Number of places, of `PART_BYTES_MAX` each; there are four threads for each. 0 reads nothing ahead.
     """
 
     def __init__(self, parts_max: int) -> None:
-        self._free = threading.Semaphore(parts_max)
-        self._threads = ThreadPoolExecutor(max(1, parts_max), thread_name_prefix="ahead")  # threads start when needed
+        self._lock = threading.Lock()
+        self._free = _QUARTERS * parts_max
+        self._threads = ThreadPoolExecutor(max(1, self._free), thread_name_prefix="ahead")  # threads start when needed
 
     def in_order(self, parts: Iterable[Part[_T]]) -> Iterator[_T]:
         """Yield the values of parts in their order; raises what reading a part raises when its turn comes."""
         left = iter(parts)
-        begun: deque[Callable[[], _T] | Future[_T]] = deque()
+        begun: deque[_Begun[_T]] = deque()
+        held = 0
         try:
             while True:
-                while len(begun) < PARTS_EACH and (part := next(left, None)) is not None:
+                while held < SMALL_EACH and (part := next(left, None)) is not None:
                     begun.append(self._begin(part))
+                    held += begun[-1].quarters
                 if not begun:
                     return
-                yield self._value(begun.popleft())
+                taken = begun.popleft()
+                held -= taken.quarters
+                yield self._value(taken)
         finally:
-            for future in begun:
-                if isinstance(future, Future):
-                    future.add_done_callback(lambda _: self._free.release())
+            for one in begun:
+                if isinstance(one.value, Future):
+                    one.value.add_done_callback(partial(self._release, one.quarters))
 
     def close(self) -> None:
         """Release the threads after their running calls; does not wait."""
         self._threads.shutdown(wait=False)
 
-    def _begin(self, part: Part[_T]) -> Callable[[], _T] | Future[_T]:
-        if part.size_bytes > PART_BYTES_MAX or not self._free.acquire(blocking=False):
-            return part.read
+    def _begin(self, part: Part[_T]) -> _Begun[_T]:
+        quarters = min(_QUARTERS, 1 + _QUARTERS * part.size_bytes // (PART_BYTES_MAX + 1))
+        if part.size_bytes > PART_BYTES_MAX or not self._take(quarters):
+            return _Begun(part.read, quarters)
         try:
-            return self._threads.submit(part.read)
+            return _Begun(self._threads.submit(part.read), quarters)
         except RuntimeError:  # closed, or the system is out of threads
-            self._free.release()
-            return part.read
+            self._release(quarters)
+            return _Begun(part.read, quarters)
 
-    def _value(self, begun: Callable[[], _T] | Future[_T]) -> _T:
-        if not isinstance(begun, Future):
-            return begun()
+    def _value(self, begun: _Begun[_T]) -> _T:
+        if not isinstance(begun.value, Future):
+            return begun.value()
         try:
-            return begun.result()
+            return begun.value.result()
         finally:
-            self._free.release()
+            self._release(begun.quarters)
+
+    def _take(self, quarters: int) -> bool:
+        with self._lock:
+            fits = quarters <= self._free
+            self._free -= quarters if fits else 0
+            return fits
+
+    def _release(self, quarters: int, _: object = None) -> None:
+        with self._lock:
+            self._free += quarters
+
+
+class _Begun(NamedTuple, Generic[_T]):
+    """A part that is under way, or what reads it in its turn, and the quarters of a place that it counts as."""
+
+    value: Callable[[], _T] | Future[_T]
+    quarters: int
 
 
 NOTHING_AHEAD = ReadAhead(0)

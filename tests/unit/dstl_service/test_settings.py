@@ -132,10 +132,11 @@ def test_options_go_to_stores_of_s3_only() -> None:
     """A store of S3 gets its settings, and a connection for every thread; other stores get nothing."""
     s3 = S3Settings(region="eu-central-1", sse="aws:kms", sse_kms_key_id="key")
     upload = UploadSettings(threads=4, attempts_max=2)
-    options = ServiceSettings("s3://bucket/p", s3=s3, upload=upload, io_threads=3).store_options()
+    cache = CacheSettings(parts_ahead=2)
+    options = ServiceSettings("s3://bucket/p", s3=s3, upload=upload, cache=cache, io_threads=3).store_options()
 
     assert (options["region"], options["sse"], options["sse_kms_key_id"]) == ("eu-central-1", "aws:kms", "key")
-    assert options["connections_max"] == 19
+    assert options["connections_max"] == 19 + 8
     assert "endpoint_url" not in options
     assert ServiceSettings("s3://bucket", s3=S3Settings(connections_max=7)).store_options()["connections_max"] == 7
     assert ServiceSettings("file:///s", s3=s3).store_options() == {}

@@ -8,7 +8,7 @@ from functools import partial
 
 import pytest
 
-from dstl_service.restore.read_ahead import PART_BYTES_MAX, PARTS_EACH, Part, ReadAhead
+from dstl_service.restore.read_ahead import PART_BYTES_MAX, PARTS_EACH, SMALL_EACH, Part, ReadAhead
 from storage.errors import UnavailableError
 from tests.waiting import wait_until
 
@@ -57,26 +57,35 @@ def test_values_come_in_order(places: int) -> None:
     assert sorted(parts.begun) == list(range(50))
 
 
-def test_parts_are_read_at_the_same_time(ahead: ReadAhead) -> None:
-    """A few parts are under way before the first is taken, and no more than that."""
-    parts = Parts(20)
+@pytest.mark.parametrize(
+    ("size_bytes", "at_once"),
+    [
+        (1, SMALL_EACH),
+        (PART_BYTES_MAX // 4, SMALL_EACH),
+        (PART_BYTES_MAX // 2, SMALL_EACH // 2),
+        (PART_BYTES_MAX, PARTS_EACH),
+    ],
+)
+def test_parts_are_read_at_the_same_time(ahead: ReadAhead, size_bytes: int, at_once: int) -> None:
+    """Some parts are under way before the first is taken, more of them if they are small, and no more than that."""
+    parts = Parts(40, size_bytes)
     taker = threading.Thread(target=lambda: next(values))
     values = ahead.in_order(parts)
     taker.start()
-    wait_until(lambda: len(parts.begun) == PARTS_EACH, what="the first parts")
+    wait_until(lambda: len(parts.begun) == at_once, what="the first parts")
 
     parts.may_end.set()
     taker.join(30)
 
-    assert list(values) == list(range(1, 20))
-    assert len(parts.begun) == 20
+    assert list(values) == list(range(1, 40))
+    assert len(parts.begun) == 40
 
 
 def test_parts_that_were_not_taken_hold_their_places(ahead: ReadAhead) -> None:
     """Memory is bounded: readers without a place read in their own threads, one part at a time."""
-    slow = [ahead.in_order(ended(Parts(9))) for _ in range(2)]
+    slow = [ahead.in_order(ended(Parts(9, PART_BYTES_MAX))) for _ in range(2)]
     assert [next(values) for values in slow] == [0, 0]
-    parts = ended(Parts(5))
+    parts = ended(Parts(5, PART_BYTES_MAX))
 
     # The two places of the values that were taken are free again.
     assert list(ahead.in_order(parts)) == list(range(5))
@@ -88,10 +97,10 @@ def test_parts_that_were_not_taken_hold_their_places(ahead: ReadAhead) -> None:
 def test_places_of_a_reader_that_goes_are_free_again(ahead: ReadAhead) -> None:
     """A client that disconnects leaves parts under way; their places are free when they end."""
     for _ in range(20):
-        values = ahead.in_order(ended(Parts(9)))
+        values = ahead.in_order(ended(Parts(9, PART_BYTES_MAX)))
         next(values)
         values.close()  # type: ignore[attr-defined]  # it is a generator
-    parts = Parts(9)
+    parts = Parts(9, PART_BYTES_MAX)
     values = ahead.in_order(parts)
     taker = threading.Thread(target=lambda: next(values))
     taker.start()

@@ -9,7 +9,7 @@ from dstl_service.formats.manifest import Manifest, ManifestKind, is_complete_du
 from dstl_service.registry.job_store import JobStore
 from dstl_service.restore import plan
 from dstl_service.restore.plan import RestorePlan, plan_restore, read_handles, read_plan
-from dstl_service.restore.read_ahead import PARTS_EACH, ReadAhead
+from dstl_service.restore.read_ahead import SMALL_EACH, ReadAhead
 from dstl_service.restore.segment_cache import SegmentCache
 from dstl_service.wire import CheckpointRef
 from storage.errors import CorruptDataError, NotFoundError
@@ -237,16 +237,16 @@ def test_log_is_read_ahead() -> None:
     store = RecordingStore(MemoryStore())
     handles = [
         stored(store, [segment(payload=b"%d" % number, checkpoint_id=number)], f"job/segments/host/{number}.seg")[0]
-        for number in range(10)
+        for number in range(SMALL_EACH + 2)
     ]
     payloads = read_handles(handles, store, SegmentCache(1000), ReadAhead(8))
 
     found = [next(payloads)]
-    wait_until(lambda: store.count("get", "*.seg") >= PARTS_EACH, what="the requests of the next checkpoints")
-    assert store.count("get", "*.seg") <= PARTS_EACH + 1
+    wait_until(lambda: store.count("get", "*.seg") >= SMALL_EACH, what="the requests of the next checkpoints")
+    assert store.count("get", "*.seg") <= SMALL_EACH + 1
     found += payloads
 
-    assert [bytes(payload) for _, payload in found] == [b"%d" % number for number in range(10)]
+    assert [bytes(payload) for _, payload in found] == [b"%d" % number for number in range(len(handles))]
     assert sorted(store.keys("get", "*.seg")) == sorted(handle.object_key for handle in handles)
 
 

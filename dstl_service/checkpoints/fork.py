@@ -19,6 +19,7 @@ from dataclasses import dataclass
 from dstl_service.checkpoints.rewind import find_target
 from dstl_service.collection.retention import CHECKPOINTS_MAX
 from dstl_service.collection.tombstones import Deletions
+from dstl_service.formats.manifest import Manifest
 from dstl_service.registry.job_store import JobStore
 from dstl_service.registry.lives import Lives
 from dstl_service.wire import ForkOrigin
@@ -63,7 +64,8 @@ def fork_job(
     """
     Fork a job. It may be running, and goes on.
 
-    A repeated call for the same checkpoint finishes an earlier one that died.
+    A repeated call for the same checkpoint finishes an earlier one that died. Until a driver has opened the fork, so
+    does one for the newest checkpoint, or for one that is gone: the parent may have gone on since.
 
     Args:
         store: Holds both jobs.
@@ -89,23 +91,25 @@ def fork_job(
     deletions.check(job)
     deletions.check(fork)
     parent.settled_epoch()
-    if savepoint is None and checkpoint_id is None:
-        newest = parent.newest()
-        if newest is None:
-            raise NotFoundError(f"job {job!r} has no checkpoint: there is nothing to fork", job=job)
-        checkpoint_id = newest.id
-    target = find_target(parent, job, checkpoints_max, savepoint=savepoint, checkpoint_id=checkpoint_id)
     made = JobStore(store, fork, clock, ids)
-    is_new = not made.exists()
-    if is_new:
-        origin = parent.offer(target, savepoint, fork, Lives(store, fork).current())
-        made.open(parent.max_parallelism, origin)
-        is_new = made.origin == origin
-        if not is_new:  # another call was quicker
-            parent.savepoints.discard(origin.savepoint)
+    life = Lives(store, fork).current()
+    try:
+        made.open_life(life)
+    except NotFoundError:
+        is_new = True
     else:
-        made.open(None)
-    begins = _checked(made.origin, job, fork, parent.life, target.ref.to_text())
+        is_new = False
+    begins = None if is_new else _unopened(made, job, parent.life)
+    target = _target(parent, job, checkpoints_max, savepoint, checkpoint_id, begins)
+    if target is not None:
+        if is_new:
+            origin = parent.offer(target, savepoint, fork, life)
+            made.open(parent.max_parallelism, origin)
+            is_new = made.origin == origin
+            if not is_new:  # another call was quicker
+                parent.savepoints.discard(origin.savepoint)
+        begins = _checked(made.origin, job, fork, parent.life, target.ref.to_text())
+    assert begins is not None
     deletions.check(fork)
     made.finish_fork()
     made.check_not_ended()
@@ -113,6 +117,36 @@ def fork_job(
     first = made.newest()
     assert first is not None
     return ForkReport(job, fork, begins.checkpoint.to_text(), first.ref.to_text(), is_new)
+
+
+def _unopened(made: JobStore, job: str, life: int) -> ForkOrigin | None:
+    """Return where a fork of a job begins that no driver has opened; None if this one is none."""
+    origin = made.origin
+    return origin if origin and (origin.job, origin.life) == (job, life) and made.never_began() else None
+
+
+def _target(
+    parent: JobStore,
+    job: str,
+    checkpoints_max: int,
+    savepoint: str | None,
+    checkpoint_id: int | None,
+    begun: ForkOrigin | None,
+) -> Manifest | None:
+    """Return the checkpoint that is asked for; None if any will do, or if it is gone, and the fork has begun before."""
+    if savepoint is None and checkpoint_id is None:
+        if begun is not None:
+            return None
+        newest = parent.newest()
+        if newest is None:
+            raise NotFoundError(f"job {job!r} has no checkpoint: there is nothing to fork", job=job)
+        checkpoint_id = newest.id
+    try:
+        return find_target(parent, job, checkpoints_max, savepoint=savepoint, checkpoint_id=checkpoint_id)
+    except NotFoundError:
+        if begun is None or checkpoint_id not in (None, begun.checkpoint.id):
+            raise
+        return None
 
 
 def _checked(origin: ForkOrigin | None, job: str, fork: str, life: int, checkpoint: str) -> ForkOrigin:

@@ -83,11 +83,7 @@ class Deletions:
         self._store.head(record_key(job, life))
         tombstone, is_new = self._put(self._tombstone(job, life, who, delay_s))
         if is_new:
-            try:
-                self._check_no_forks(tombstone)
-            except DstlError:
-                self.undo(job)
-                raise
+            self._keep_if_forked(tombstone)
         return tombstone
 
     def clear(self, job: str, who: str, max_parallelism: int) -> Removal:
@@ -99,7 +95,7 @@ class Deletions:
 
         Raises:
             NotFoundError: No object of this name exists.
-            ConflictError: A job was created meanwhile; nothing of it was deleted.
+            ConflictError: A job was created meanwhile, or forks need these objects; nothing was deleted.
         """
         if not has_leftovers(self._store, job):
             raise NotFoundError(f"no object of a job {job!r} exists", job=job)
@@ -107,6 +103,7 @@ class Deletions:
         tombstone, is_new = self._put(self._tombstone(job, life, who, DELAY_S))
         if not is_new:
             raise ConflictError(f"job {job!r} was created and deleted meanwhile; nothing was changed", job=job)
+        self._keep_if_forked(tombstone)  # before it gets another uid, with which it could not be rebuilt
         record = encode_job(self._ids.unique_id(), max_parallelism)
         try:
             self._store.put(record_key(job, life), record, if_absent=True)
@@ -206,6 +203,14 @@ class Deletions:
             Lives(self._store, tombstone.job).end(tombstone.life)
         self._store.delete([tombstone.key])
         return removal
+
+    def _keep_if_forked(self, tombstone: Tombstone) -> None:
+        """Undo a deletion that has just begun, and raise as `_check_no_forks`, if forks need objects of the job."""
+        try:
+            self._check_no_forks(tombstone)
+        except DstlError:
+            self.undo(tombstone.job)
+            raise
 
     def _check_no_forks(self, tombstone: Tombstone) -> None:
         """Raise `ConflictError` if forks need objects of a job; none begins that finds this tombstone."""

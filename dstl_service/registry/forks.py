@@ -17,7 +17,6 @@ makes its hold, then looks for the tombstone. So one of the two sees the other.
 
 A hold goes when its fork's life has ended, or names no object of another job. The fork's collector decides that as it
 decides on an orphan (`dstl_service.collection.garbage_collector`): what no manifest names then, none names later.
-
 Blocking I/O; the service calls it in threads.
 """
 
@@ -30,6 +29,7 @@ from dataclasses import replace
 
 from dstl_service.formats.keys import EpochRecord, JobRecord, Place, decode_job
 from dstl_service.formats.manifest import Manifest, ManifestKind, decode_manifest
+from dstl_service.formats.materialization_index import encode_index, read_index
 from dstl_service.formats.under_way import NOTHING
 from dstl_service.registry.lives import LifeFolder, Lives, record_key
 from dstl_service.registry.savepoint_register import PIN
@@ -37,12 +37,11 @@ from dstl_service.registry.savepoints import SavepointStore
 from dstl_service.registry.takeover import OwnedJob, put_note
 from dstl_service.wire import ForkOrigin
 from storage.clock import Clock, IdSource
-from storage.errors import ConflictError, NotFoundError
-from storage.model import ObjectInfo
-from storage.object_store import ObjectStore
+from storage.errors import ConflictError, CorruptDataError, DstlError, NotFoundError
+from storage.model import MaterializationHandle, ObjectInfo
+from storage.object_store import ObjectStore, is_readable
 
-_HOLD, _BEGUN = "fork-hold-", "fork-at-"
-_ALL = "fork-"
+_HOLD, _BEGUN, _ALL = "fork-hold-", "fork-at-", "fork-"
 
 logger = logging.getLogger("dstl_service")
 
@@ -65,15 +64,22 @@ class ForkedJob(OwnedJob):
             ConflictError: The parent is deleted.
         """
         origin = self.origin
-        if origin is None or self._newest_epoch() is not None or self._log.stand(0).latest is not None:
+        if origin is None or self._has_begun():
             return
-        held = self._held(origin)
-        first = self._first_of_fork(held, origin)
+        try:
+            first = self._first_of_fork(self._held(origin), origin)
+        except DstlError:
+            if self._has_begun():  # others finished it meanwhile
+                return
+            raise
         if self.has_newer_epoch(first.epoch):
             return  # others finished it, and went on
         note = put_note(self._store, self._ids, self._job, self.max_parallelism, first)
         with suppress(ConflictError):  # another process was quicker
             self._log.append(replace(first, note=note))
+
+    def _has_begun(self) -> bool:
+        return self._newest_epoch() is not None or self._log.stand(0).latest is not None
 
     def settled_epoch(self) -> int:
         """Return the newest epoch's number; an unfinished fork or rewind is finished first."""
@@ -93,7 +99,7 @@ class ForkedJob(OwnedJob):
         assert self.origin is not None
         if Lives(self._store, self.origin.job).has_ended(self.origin.life):
             return  # nothing there is of any use, or read again
-        savepoints = _savepoints_of(self._store, self.origin)
+        savepoints = _savepoints(self._store, self.origin.job, self.origin.life)
         mine = _hold_of(self.job_uid), self.origin.savepoint
         for title in savepoints.names(_ALL):
             if title.partition(PIN)[0] in mine:
@@ -110,24 +116,43 @@ class ForkedJob(OwnedJob):
         assert origin is not None
         if newest is None or has_hold(self._store, self.job_uid, origin):
             return
-        key = record_key(origin.job, origin.life)
-        try:
-            parent = decode_job(self._store.get(key), key)
-        except NotFoundError:
-            return  # the parent is gone, and its objects with it
+        parent = _record_of(self._store, _fork(origin.job, origin.life))
+        if parent is None:
+            return  # it is gone, and its objects with it
         named = [*self.stored_chain(newest.ref), *(saved for _, saved in self.savepoints.all())]
         log = dict.fromkeys(handle for one in named for handle in (*one.earlier, *one.segments))
+        snapshots = dict.fromkeys(handle for one in named for handle in one.materializations)
+        shared = (self._shared_part(handle, origin.job, parent.uid) for handle in snapshots)
         hold = replace(
             newest,
             job_uid=parent.uid,
             segments=(),
             earlier=tuple(handle for handle in log if not self.owns(handle.object_key)),
-            materializations=tuple(dict.fromkeys(handle for one in named for handle in one.materializations)),
+            materializations=tuple(filter(None, shared)),
             note=None,
+            forked_from=origin,
         )
-        this = _fork(self._job, self._folder.life)
-        _savepoints_of(self._store, origin).add_hold(_hold_of(self.job_uid), hold, self._ids.unique_id(), this)
+        name, this = _hold_of(self.job_uid), _fork(self._job, self._folder.life)
+        _savepoints(self._store, origin.job, origin.life).add_hold(name, hold, self._ids.unique_id(), this)
         logger.error("fork had no hold in its parent, which was lost; it has one again", extra={"job": self._job})
+
+    def _shared_part(self, handle: MaterializationHandle, job: str, uid: str) -> MaterializationHandle | None:
+        """Return a snapshot of the parent with the files that one of the fork shares; None if it shares none."""
+        if not self.owns(handle.index_key):
+            return handle
+        try:
+            index = read_index(self._store, handle)
+        except CorruptDataError:
+            if is_readable(self._store, handle.index_key):
+                raise
+            return None  # subsumed since, or of a savepoint that cannot be restored
+        # The fork's index goes before those files: later snapshots share them, too.
+        files = tuple(file for file in index.files if not self.owns(file.object_key))
+        made = replace(index, job_uid=uid, uid=self._ids.unique_id(), parents=(), files=files)
+        if not files:
+            return None
+        self._store.put(made.handle(job).index_key, encode_index(made), if_absent=True)
+        return made.handle(job)
 
     def _begin_epoch(self, owner: str, back_to: tuple[str, int] | None) -> EpochRecord:
         self.finish_fork()
@@ -135,7 +160,7 @@ class ForkedJob(OwnedJob):
 
     def _held(self, origin: ForkOrigin) -> Manifest:
         """Return the checkpoint with which a fork begins; from now on its parent keeps it."""
-        savepoints, name = _savepoints_of(self._store, origin), _hold_of(self.job_uid)
+        savepoints, name = _savepoints(self._store, origin.job, origin.life), _hold_of(self.job_uid)
         self._check_parent(origin)
         try:
             held = savepoints.load(name)
@@ -226,7 +251,7 @@ class ForkedJob(OwnedJob):
         if name.startswith(_ALL) and PIN not in name:
             with suppress(NotFoundError):
                 held_for = self.savepoints.load(name).held_for
-                if held_for and self._is_alive(held_for):
+                if held_for and is_alive(self._store, held_for):
                     raise ConflictError(
                         f"savepoint {name!r} keeps objects of job {self._job!r} that its fork {_name_of(held_for)!r} "
                         "needs; it goes by itself when that needs them no more, or is deleted",
@@ -243,7 +268,7 @@ class ForkedJob(OwnedJob):
                 is created later nevertheless, it finds its savepoint gone, and never begins.
         """
         for title, info, held_for in self._listed_holds():
-            is_ended = not self._is_alive(held_for)
+            is_ended = not is_alive(self._store, held_for)
             if is_ended or (title.startswith(_BEGUN) and self._is_done(title, held_for, info, modified_ms_max)):
                 self.savepoints.discard(title)
                 logger.info("fork is gone or done", extra={"job": self._job, "savepoint": title, "fork": held_for})
@@ -267,9 +292,6 @@ class ForkedJob(OwnedJob):
             return info.modified_ms <= modified_ms_max
         return self.savepoints.register.read(begin=False).object_of(_hold_of(record.uid)) is not None
 
-    def _is_alive(self, held_for: str) -> bool:
-        return is_alive(self._store, held_for)
-
 
 def living_forks(store: ObjectStore, job: str, life: int) -> list[str]:
     """
@@ -291,14 +313,10 @@ def is_alive(store: ObjectStore, held_for: str) -> bool:
 def has_hold(store: ObjectStore, uid: str, origin: ForkOrigin) -> bool:
     """Return whether the parent of a fork of this uid keeps what the fork began with."""
     try:
-        _savepoints_of(store, origin).load(_hold_of(uid))
+        _savepoints(store, origin.job, origin.life).load(_hold_of(uid))
     except NotFoundError:
         return False
     return True
-
-
-def _savepoints_of(store: ObjectStore, origin: ForkOrigin) -> SavepointStore:
-    return _savepoints(store, origin.job, origin.life)
 
 
 def _savepoints(store: ObjectStore, job: str, life: int) -> SavepointStore:

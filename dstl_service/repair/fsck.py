@@ -47,6 +47,7 @@ def check_job(store: ObjectStore, job: str) -> FsckReport:
     report = FsckReport(job, problems=[*registry.problems(), *registry.damaged_savepoints.values()])
     chain = _chain(registry)
     report.checkpoints = len(chain)
+    snapshots = {handle for manifest in (*chain, *registry.kept) for handle in manifest.materializations}
     chain += registry.savepoints.values()
     for key, handles in sorted(_named(chain).items()):
         report.objects += 1
@@ -63,7 +64,6 @@ def check_job(store: ObjectStore, job: str) -> FsckReport:
                 f"{origin.job!r} keeps them for this fork: it was lost with that job's registry. `dstl gc --delete` of "
                 "the fork makes it again"
             )
-    snapshots = {handle for manifest in chain for handle in manifest.materializations}
     for size_bytes, problem in check_snapshots(store, sorted(snapshots, key=lambda handle: handle.index_key)):
         report.bytes_read += size_bytes
         report.problems += [problem] if problem else []

@@ -117,11 +117,7 @@ def rebuild_registry(
             if record.job_uid == life
         ]
         + [CheckpointCandidate.of_manifest(manifest) for manifest in registry.checkpoints if manifest.job_uid == life]
-        + [
-            CheckpointCandidate.of_savepoint(savepoint)
-            for savepoint in registry.savepoints.values()
-            if savepoint.job_uid == life
-        ]
+        + [CheckpointCandidate.of_savepoint(savepoint) for savepoint in registry.kept if savepoint.job_uid == life]
     )
     report = RebuildReport(
         job,

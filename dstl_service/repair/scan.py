@@ -77,6 +77,12 @@ class Registry:
         return max(self.checkpoints, key=lambda one: Place.of(one.id, one.generation), default=None)
 
     @property
+    def kept(self) -> list[Manifest]:
+        """The savepoints that are checkpoints of the job: not a hold that its fork made again, of the fork's own."""
+        found = self.savepoints.values()
+        return [one for one in found if one.forked_from is None or one.forked_from.job != self.job]
+
+    @property
     def epoch_max(self) -> int:
         """The highest epoch of any record or manifest; 0 if there is none."""
         return max((*self.epochs, *(manifest.epoch for manifest in self.manifests.values())), default=0)

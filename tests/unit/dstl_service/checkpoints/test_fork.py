@@ -6,6 +6,8 @@ import json
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import replace
+from functools import partial
+from typing import Any
 
 import pytest
 
@@ -18,19 +20,30 @@ from dstl_service.collection.tombstones import Deletions
 from dstl_service.formats.checksummed_json import seal, unseal
 from dstl_service.formats.keys import decode_job
 from dstl_service.formats.manifest import Manifest, ManifestKind, decode_manifest, encode_manifest, object_keys
+from dstl_service.formats.materialization_index import MaterializationIndex, SnapshotFile, encode_index, file_key
 from dstl_service.registry.job_store import JobStore
 from dstl_service.repair.fsck import check_job
 from dstl_service.repair.rebuild import rebuild_registry
 from dstl_service.wire import SINK, OperatorInfo
-from storage.errors import ConflictError, CorruptDataError, InvalidInputError, NotFoundError, UnavailableError
+from storage.checksum import checksum128
+from storage.errors import (
+    ConflictError,
+    CorruptDataError,
+    FencedError,
+    InvalidInputError,
+    NotFoundError,
+    UnavailableError,
+)
 from storage.key_groups import KeyGroupRange
-from storage.model import ChangeSetId, Segment, SegmentHandle, SegmentKind, Writer
+from storage.model import ChangeSetId, MaterializationHandle, Segment, SegmentHandle, SegmentKind, Writer
 from storage.object_store import ObjectStore
 from storage.segment_format import encode_object
 from storage.testing import FakeIds, Fault, FaultKind, FaultyStore
+from tests.unit.dstl_service.interleaving import PausingStore
 from tests.unit.dstl_service.job_history import JobHistory
 
 RETAINED = 2
+KEY_GROUPS = KeyGroupRange(0, 127)
 
 
 class Family:
@@ -84,6 +97,44 @@ class Family:
             rewound_from=None,
         )
         return jobs.create(made)[0]
+
+    def snapshot(self, name: str, number: int, *shared: SnapshotFile) -> tuple[MaterializationHandle, SnapshotFile]:
+        """Store a snapshot with a file of its own, and files that it shares; return it and that file."""
+        jobs, uid, data = self.jobs(name), self.ids().unique_id(), b"file %d" % number
+        table, checksum = (name, "op", KEY_GROUPS, uid), checksum128(data)
+        file = f"{number:06d}.sst"
+        own = SnapshotFile(file, file_key(*table, file, checksum, len(data)), len(data), checksum)
+        self.store.put(own.object_key, data)
+        newest = jobs.newest()
+        assert newest is not None
+        index = MaterializationIndex(jobs.job_uid, "op", KEY_GROUPS, newest.ref, uid, (), (*shared, own))
+        handle = index.handle(name)
+        self.store.put(handle.index_key, encode_index(index))
+        return handle, own
+
+    def take(self, name: str, snapshot: MaterializationHandle) -> None:
+        """Complete checkpoints that have nothing but this snapshot, until no other one is retained; collect."""
+        jobs = self.jobs(name)
+        epoch, _ = jobs.claim("test")
+        for _ in range(RETAINED + 1):
+            base = jobs.newest()
+            assert base is not None
+            jobs.create(
+                replace(
+                    base,
+                    kind=ManifestKind.COMPLETE,
+                    id=base.id + 1,
+                    uid=self.ids().unique_id(),
+                    epoch=epoch,
+                    base=base.ref,
+                    segments=(),
+                    earlier=(),
+                    materializations=(snapshot,),
+                    note=None,
+                )
+            )
+        self.collect(name)
+        self.collect(name)
 
     def collect(self, name: str = "fork") -> GarbageReport:
         """Collect a job's garbage, after a time in which everything became old enough."""
@@ -376,6 +427,90 @@ def test_lost_hold_is_made_again(family: Family) -> None:
         rewind(family.jobs("job"), "job", family.ids(), savepoint=hold, write=True)
     with pytest.raises(InvalidInputError, match="may be of no checkpoint"):
         family.fork("second", savepoint=hold)
+
+
+def test_hold_made_again_keeps_the_files_of_later_snapshots(family: Family) -> None:
+    """I11: the parent keeps the files that a fork's snapshots share, although the snapshot that told of them goes."""
+    before, file = family.snapshot("job", 1)
+    family.take("job", before)
+    family.fork()
+    shares, _ = family.snapshot("fork", 2, file)
+    family.take("fork", shares)
+    family.store.delete([info.key for info in family.store.list("job/savepoints")])
+    family.collect("fork")
+    shares_too, _ = family.snapshot("fork", 3, file)
+    family.take("fork", shares_too)
+    family.go_on("job")
+
+    stored = {info.key for info in family.store.list("")}
+    assert shares.index_key not in stored
+    assert file.object_key in stored
+    assert check_job(family.store, "job").problems == []
+    family.go_on("fork")
+    family.collect("job")
+    family.collect("job")
+    assert file.object_key not in {info.key for info in family.store.list("")}
+
+
+def test_hold_made_again_is_no_checkpoint_of_the_parent(family: Family) -> None:
+    """I3: a rebuild of the parent restores its own newest checkpoint, however far the fork has got."""
+    family.fork()
+    for _ in range(3):
+        family.batch()
+    family.store.delete([info.key for info in family.store.list("job/savepoints")])
+    family.collect("fork")
+    rebuilt = partial(rebuild_registry, family.store, "job", family.parent.clock, family.ids())
+
+    assert rebuilt().registry_problems == []
+    family.store.delete([info.key for info in family.store.list("job/epochs/")])
+    assert rebuilt(write=True).checkpoint.startswith("3.")
+
+
+@pytest.mark.parametrize("at", [{}, {"checkpoint_id": 3}, {"savepoint": "kept"}])
+def test_fork_that_died_is_finished_although_its_parent_went_on(family: Family, at: dict[str, Any]) -> None:
+    """The same call finishes the fork where it began, although that is gone, until a driver has opened it."""
+    made = family.jobs("job").make_savepoint("kept", 3)
+    with killed_at(family, 18) as store, pytest.raises(UnavailableError):
+        family.fork(store=store, **at)
+    family.jobs("job").delete_savepoint("kept")
+    family.go_on("job")
+
+    with pytest.raises(NotFoundError, match="not retained"):
+        family.fork(checkpoint_id=2)
+    again = family.fork(**at)
+    assert (again.checkpoint, again.is_new) == (made.ref.to_text(), False)
+    assert family.missing() == set()
+    family.batch()
+    with pytest.raises(ConflictError, match="was forked from 'job' at 3"):
+        family.fork()
+
+
+@pytest.mark.parametrize("call", range(32))
+def test_paused_driver_of_a_fork_finds_it_finished_by_others(family: Family, call: int) -> None:
+    """Wherever it stands while others finish the fork, and maybe go on, it takes the job over and adds nothing."""
+    with killed_at(family, 18) as store, pytest.raises(UnavailableError):
+        family.fork(store=store)
+    paused = PausingStore(family.store)
+    paused.pause_before(call, lambda: family.go_on("fork") if call % 2 else family.fork())
+
+    jobs = JobStore(paused, "fork", family.parent.clock, family.ids())
+    jobs.open(None)
+    with suppress(FencedError):
+        jobs.claim("test")
+    assert family.batch().id == (7 if paused.calls > call and call % 2 else 4)
+    assert family.missing() == set()
+
+
+def test_name_with_objects_that_forks_need_is_not_cleared(family: Family) -> None:
+    """I11: a parent whose ``job.json`` is lost is not deleted, and gets no other uid, which no rebuild could follow."""
+    family.fork()
+    family.store.delete(["job/job.json"])
+    deletions = Deletions(family.store, family.parent.clock, family.ids())
+
+    with pytest.raises(ConflictError, match="forks need its objects: fork"):
+        deletions.clear("job", "ann", 128)
+    assert deletions.of("job") is None
+    assert list(family.store.list("job/job.json")) == []
 
 
 def test_fork_is_rewound_to_where_it_began(family: Family) -> None:

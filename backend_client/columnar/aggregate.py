@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pyarrow as pa
 
-from backend_client.columnar.aggregations import Aggregation, Combinable
+from backend_client.columnar.aggregations import Aggregation, Combinable, combines
 from backend_client.columnar.processor import BatchMoment, ColumnarProcessor, KeyBatch, KeyResults, OutputMode
 from backend_client.columnar.reductions import Groups, beside, pairs
 from backend_client.columnar.windows import Windows
@@ -66,9 +66,15 @@ class Aggregate(ColumnarProcessor):
         return self._results(batch, columns, schema)
 
     def condense(self, rows: pa.RecordBatch, groups: Groups) -> pa.RecordBatch | None:
-        """Return the state of each group, if all aggregations can combine states."""
-        if not all(isinstance(aggregation, Combinable) for aggregation in self._aggregations):
+        """Return the state of each group; None if its rows are needed one by one."""
+        if type(self).process is not Aggregate.process or not all(map(combines, self._aggregations)):
             return None
+        try:
+            return self._condensed(rows, groups)
+        except InvalidInputError:  # late rows are among them, and other rows of a window may make its sum fit
+            return None
+
+    def _condensed(self, rows: pa.RecordBatch, groups: Groups) -> pa.RecordBatch:
         nothing, columns = np.zeros(len(groups.starts), np.bool_), list[pa.Array]()
         for aggregation in self._aggregations:
             old = [pa.nulls(len(nothing), kind) for kind in aggregation.state_types(rows.schema)]
@@ -95,8 +101,8 @@ class Aggregate(ColumnarProcessor):
         return self._output(keys, state, rows) if moment.output_mode == "append" else None
 
     def emits_expired(self, output_mode: OutputMode) -> bool:
-        """Return whether windows are emitted when they end: in append mode."""
-        return output_mode == "append"
+        """Return whether windows are emitted when they end: in append mode, or by a subclass."""
+        return output_mode == "append" or type(self).expired is not Aggregate.expired
 
     def _results(self, batch: KeyBatch, columns: list[pa.Array], rows: pa.Schema) -> KeyResults:
         state = pa.RecordBatch.from_arrays(columns, schema=batch.state.schema)

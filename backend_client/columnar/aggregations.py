@@ -89,6 +89,12 @@ class Combinable(ABC):
         """Return the state of each group of states; those that are null count for nothing."""
 
 
+def combines(aggregation: Aggregation) -> bool:
+    """Return whether states of an aggregation can be combined; a subclass that only overrides `update` takes rows."""
+    own = next(part for part in map(vars, type(aggregation).__mro__) if "update" in part or "combine" in part)
+    return "combine" in own
+
+
 @dataclass(frozen=True)
 class Count(Aggregation, Combinable):
     """Number of rows, or of values of a column."""

@@ -16,6 +16,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from decimal import Decimal
 from typing import NamedTuple
 
 import numpy as np
@@ -106,9 +107,10 @@ class IntervalJoin(ColumnarProcessor):
 
         Its name has all that its bytes depend on, so that a start with other columns or another wait is refused.
         """
-        seconds = self._buckets.slide_us / 1e6
+        # The longer wait exactly: buckets and their ends follow from it.
+        seconds = f"{Decimal(max(self._waits_us)).scaleb(-6).normalize():f}"
         columns = (", ".join(f"{part.name} {part.type}" for part in rows.field(name).type) for name in self._names)
-        lists = (f"{name} ({text}) of {seconds:g} s" for name, text in zip(self._names, columns, strict=True))
+        lists = (f"{name} ({text}) waiting {seconds} s" for name, text in zip(self._names, columns, strict=True))
         return pa.schema([pa.field(text, pa.binary()) for text in lists])
 
     def output_schema(self, keys: pa.Schema, rows: pa.Schema) -> pa.Schema:

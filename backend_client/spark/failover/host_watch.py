@@ -84,7 +84,10 @@ class HostWatch:
         lost = [(executor, host) for executor, host in executors if news & _addresses(host)]
         for executor, host in lost:
             logger.warning("executor %s is given up: its host %s has fallen silent", executor, host)
-            self._remove(executor, f"its host {host} has sent no heartbeat over its link to the driver's sidecar")
+            try:
+                self._remove(executor, f"its host {host} has sent no heartbeat over its link to the driver's sidecar")
+            except Exception:  # such as of a cluster manager that is cut off, too; the others are given up nevertheless
+                logger.warning("executor %s could not be given up", executor, exc_info=True)
         if lost and self._group is not None:
             # One that reads rows from the host, or sends it a copy of its output, would wait for a time-out.
             killed = self._restart(self._group, "a host has fallen silent")

@@ -57,8 +57,10 @@ def remove_executor(spark: SparkSession, executor: str, reason: str) -> None:
         lost = jvm.org.apache.spark.scheduler.ExecutorProcessLost(reason, jvm.scala.Option.empty(), False)
         # First it is to be killed, as by Spark itself: nobody knows it afterwards. That order does not reach a host
         # that is cut off, so the loss is declared, too.
-        context.killAndReplaceExecutor(executor)
-        context.schedulerBackend().removeExecutor(executor, lost)
+        try:
+            context.killAndReplaceExecutor(executor)
+        finally:  # the cluster manager may be cut off, too
+            context.schedulerBackend().removeExecutor(executor, lost)
 
 
 def kill_tasks(spark: SparkSession, group: str, reason: str) -> int:

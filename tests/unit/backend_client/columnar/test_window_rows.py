@@ -6,14 +6,29 @@ A failure means that windows have other results than if each row had gone into e
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import pyarrow as pa
+import pyarrow.compute as pc
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from backend_client.columnar import Aggregate, Count, Last, Max, Mean, Min, Sum, TopK, sliding
+from backend_client.columnar import (
+    Aggregate,
+    BatchMoment,
+    Count,
+    KeyBatch,
+    KeyResults,
+    Last,
+    Max,
+    Mean,
+    Min,
+    Sum,
+    TopK,
+    sliding,
+)
 from backend_client.columnar.reductions import Groups
 from tests.unit.backend_client.columnar.columnar_task import Task
 from tests.unit.backend_client.columnar.test_windows import ROWS, SECOND, ms, row
@@ -66,3 +81,50 @@ def test_rows_are_condensed_only_where_all_aggregations_can() -> None:
     assert condensed is not None
     assert condensed.to_pydict() == {"count(1).0": [2], "sum(v).0": [7]}
     assert Aggregate(Count(), TopK("v")).condense(rows, Groups(pa.array([0]).to_numpy(), 2)) is None
+
+
+class Squares(Sum):
+    """The root of the sum of squares so far: two of them must not be added."""
+
+    def update(self, rows: pa.RecordBatch, groups: Groups, old: Any, known: Any) -> list[pa.Array]:
+        before = [pc.multiply(old[0], old[0])]
+        squares = rows.set_column(1, "v", pc.multiply(rows.column("v"), rows.column("v")))
+        sums = super().update(squares, groups, before, known)[0]
+        return [pc.sqrt(sums).cast(pa.int64())]
+
+
+class Loud(Aggregate):
+    """Emits only great counts, and what ends."""
+
+    def process(self, batch: KeyBatch) -> KeyResults:
+        results = super().process(batch)
+        assert results.output is not None
+        return replace(results, output=results.output.filter(pc.greater(results.output.column("n"), 1)))
+
+    def expired(
+        self, keys: pa.RecordBatch, state: pa.RecordBatch, rows: pa.Schema, moment: BatchMoment
+    ) -> pa.RecordBatch | None:
+        return super().expired(keys, state, rows, replace(moment, output_mode="append"))
+
+
+def test_subclasses_have_their_say() -> None:
+    """What a subclass overrides is called for each window's rows, and when its windows end."""
+    windows = sliding("at", 10 * SECOND, 5 * SECOND)
+    squares = Task(Aggregate(Squares("v", name="n"), windows=windows), ROWS)
+    assert sorted(one["n"] for one in squares.run([new_row(1, 1, 3), new_row(1, 6, 4)])) == [3, 4, 5]
+
+    loud = Task(Loud(Count(name="n"), windows=windows), ROWS)
+    assert [one["n"] for one in loud.run([new_row(1, 1, 3), new_row(1, 6, 4)])] == [2]
+    assert sorted(one["n"] for one in loud.run([], ms(15))) == [1, 1, 2]
+    assert loud.next_ends_ms[0] == ms(5)
+
+
+def test_rows_of_a_pane_that_do_not_fit_are_taken_one_by_one() -> None:
+    """Late rows cannot stop a query by their sum, and other rows of a window may make its sum fit."""
+    task, big = Task(Aggregate(Sum("v", name="s"), windows=sliding("at", 10 * SECOND, 5 * SECOND)), ROWS), 2**62
+    assert task.run([new_row(1, 1, big), new_row(1, 2, big)], ms(15)) == []
+    assert task.late_rows == [2]
+    assert [one["s"] for one in task.run([new_row(1, 1, big), new_row(1, 2, big), new_row(1, 6, -big)], ms(5))] == [
+        big,
+        -big,
+    ]

@@ -72,6 +72,23 @@ def test_running_tasks_do_not_wait_for_a_silent_host() -> None:
     assert cluster.restarted == ["the run"]
 
 
+def test_executor_that_cannot_be_given_up_keeps_no_other() -> None:
+    """An error for one executor leaves neither the others of a silent host nor the running tasks waiting."""
+    cluster = Cluster()
+    removed: list[str] = []
+
+    def remove(executor: str, _: str) -> None:
+        removed.append(executor)
+        raise RuntimeError("no answer")
+
+    watch = HostWatch(lambda: ["127.0.0.2"], lambda: EXECUTORS, remove, cluster.restart)
+    watch.begin("the run")
+    watch.end()
+    watch.look()
+    assert removed == ["2", "3"]
+    assert cluster.restarted == ["the run"]
+
+
 def test_watch_outlives_errors_until_it_ends() -> None:
     """A coordinator that does not answer, or Spark's own error, costs one look; the end closes what is used."""
     errors: list[Exception] = [UnavailableError("it starts"), RuntimeError("Spark stops")]

@@ -114,6 +114,14 @@ def test_other_columns_or_waits_have_other_state() -> None:
     """What the stored bytes depend on is in the names of the state's columns, which a start compares."""
     names = new_task((10, 5)).plan.processor.state_schema(ROWS).names
     assert names == [
-        "l (at timestamp[us, tz=UTC], id int64, text string) of 20 s",
-        "r (at timestamp[us, tz=UTC], id int64) of 20 s",
+        "l (at timestamp[us, tz=UTC], id int64, text string) waiting 10 s",
+        "r (at timestamp[us, tz=UTC], id int64) waiting 10 s",
     ]
+
+
+@pytest.mark.parametrize("waits_s", [(14 * 86_400, 14 * 86_400 + 1), (3600, 3600.001), (0.1, 0.3)])
+def test_any_other_wait_is_refused(waits_s: tuple[float, float]) -> None:
+    """A start with another longer wait, however little it differs, is refused: its buckets or their ends are others."""
+    before, after = (new_task((wait_s, 0.05)).plan for wait_s in waits_s)
+    with pytest.raises(InvalidInputError, match="cannot change its columns"):
+        after.check_stored("join", before.states())

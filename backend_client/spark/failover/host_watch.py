@@ -4,6 +4,9 @@ Has Spark give up the executors of hosts that fall silent: cut off from the netw
 Such a host closes no connection, so Spark itself waits for its time-outs, which must be longer than the pauses of a
 JVM. The sidecar of each host sends a heartbeat over its link; after three that did not come the coordinator lists the
 host, and the driver asks for that list. A process that dies closes its connections, and Spark knows at once.
+
+If several hosts fall silent and at most one other is left, it is rather the driver's host that is cut off: no executor
+is given up then, as the links are back sooner than lost tables. Spark's own time-outs decide.
 """
 
 from __future__ import annotations
@@ -11,6 +14,7 @@ from __future__ import annotations
 import logging
 import socket
 import threading
+from collections import Counter
 from collections.abc import Callable, Collection, Iterable
 from functools import partial
 
@@ -26,6 +30,8 @@ from storage.errors import UnavailableError
 logger = logging.getLogger("backend_client")
 
 _EVERY_S = 0.3
+_LOOKS = 3
+"""Looks at which a host must be silent: links fall silent one after the other, up to a heartbeat of 0.5 s apart."""
 
 Executors = Iterable[tuple[str, str]]
 """Id and host of each executor."""
@@ -58,6 +64,7 @@ class HostWatch:
         self._close = close
         self._group: str | None = None
         self._given_up: set[str] = set()
+        self._looks = Counter[str]()
         self._ended = threading.Event()
         self._thread: threading.Thread | None = None
 
@@ -76,12 +83,18 @@ class HostWatch:
         """Give up the executors of hosts that have fallen silent since; those of a host once, until it is back."""
         silent = set(self._silent())
         self._given_up &= silent
-        news = silent - self._given_up
+        suspects = silent - self._given_up
+        self._looks = Counter({address: self._looks[address] + 1 for address in suspects})
+        news = {address for address, looks in self._looks.items() if looks >= _LOOKS}
         executors = self._executors() if news else ()
         if executors is None:
             return
+        hosts = {host: _addresses(host) for _, host in executors}
+        if is_driver_cut_off(len(hosts), sum(bool(suspects & addresses) for addresses in hosts.values())):
+            logger.warning("nearly all hosts are silent, so the driver's seems to be cut off; no executor is given up")
+            return
         self._given_up |= news
-        lost = [(executor, host) for executor, host in executors if news & _addresses(host)]
+        lost = [(executor, host) for executor, host in executors if news & hosts[host]]
         for executor, host in lost:
             logger.warning("executor %s is given up: its host %s has fallen silent", executor, host)
             try:
@@ -102,6 +115,11 @@ class HostWatch:
             except Exception:
                 logger.warning("executors of a silent host could not be given up", exc_info=True)
         self._close()
+
+
+def is_driver_cut_off(hosts: int, silent: int) -> bool:
+    """Return whether the driver's host is rather cut off than its executors' hosts, of which some are silent."""
+    return silent >= 2 and hosts - silent <= 1
 
 
 def watch_of(spark: SparkSession, settings: BackendSettings) -> HostWatch:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from backend_client.spark.failover.host_watch import HostWatch
+from backend_client.spark.failover.host_watch import HostWatch, is_driver_cut_off
 from storage.errors import UnavailableError
 from tests.waiting import wait_until
 
@@ -23,6 +23,11 @@ class Cluster:
             lambda: self.silent, lambda: self.executors, lambda one, _: self.removed.append(one), self.restart
         )
 
+    def look(self) -> None:
+        """Look until a host that is silent all the time is given up."""
+        for _ in range(3):
+            self.watch.look()
+
     def restart(self, group: str, _: str) -> int:
         """Note which jobs' tasks run again."""
         self.restarted.append(group)
@@ -32,28 +37,60 @@ class Cluster:
 def test_silent_host_loses_its_executors_once() -> None:
     """All executors of the host are given up, those that come there meanwhile are not, and later ones are again."""
     cluster = Cluster()
-    cluster.watch.look()
+    cluster.look()
     assert cluster.removed == []
 
     cluster.silent = ["127.0.0.2"]
-    cluster.watch.look()
-    cluster.watch.look()
+    cluster.look()
+    cluster.look()
     assert cluster.removed == ["2", "3"]
 
     cluster.silent = []
-    cluster.watch.look()
+    cluster.look()
     cluster.silent = ["::1", "127.0.0.9"]
-    cluster.watch.look()
+    cluster.look()
     assert cluster.removed == ["2", "3", "4"]
+
+
+def test_host_that_is_silent_for_a_moment_keeps_its_executors() -> None:
+    """One or two looks decide nothing, and those of an earlier silence do not count."""
+    cluster = Cluster()
+    for silent in (["127.0.0.2"], ["127.0.0.2"], [], ["127.0.0.2"], ["127.0.0.2"]):
+        cluster.silent = silent
+        cluster.watch.look()
+    assert cluster.removed == []
+
+
+def test_driver_that_is_cut_off_keeps_its_executors() -> None:
+    """All hosts fall silent, one after the other: none is given up; those that stay silent longer are."""
+    cluster = Cluster()
+    for silent in (["127.0.0.1"], ["127.0.0.1", "127.0.0.2"], ["127.0.0.1", "127.0.0.2", "::1"]):
+        cluster.silent = silent
+        cluster.watch.look()
+    cluster.look()
+    assert cluster.removed == []
+
+    cluster.silent = ["::1"]
+    cluster.look()
+    assert cluster.removed == ["4"]
+
+
+@pytest.mark.parametrize(
+    ("hosts", "silent", "is_cut_off"),
+    [(1, 1, False), (2, 1, False), (2, 2, True), (3, 2, True), (4, 2, False), (10, 9, True), (10, 8, False)],
+)
+def test_which_side_is_cut_off(hosts: int, silent: int, is_cut_off: bool) -> None:
+    """Several hosts at once, and at most one left, are not likely to be lost by themselves."""
+    assert is_driver_cut_off(hosts, silent) == is_cut_off
 
 
 def test_unknown_executors_are_asked_for_again() -> None:
     """A host that falls silent while Spark has not recorded a new executor yet is looked at once more."""
     cluster = Cluster()
     cluster.silent, cluster.executors = ["127.0.0.1"], None
-    cluster.watch.look()
+    cluster.look()
     cluster.executors = EXECUTORS
-    cluster.watch.look()
+    cluster.look()
     assert cluster.removed == ["1"]
 
 
@@ -63,12 +100,12 @@ def test_running_tasks_do_not_wait_for_a_silent_host() -> None:
     cluster.silent = ["127.0.0.9"]
     cluster.watch.begin("the run")
     cluster.watch.end()
-    cluster.watch.look()
+    cluster.look()
     assert cluster.restarted == []
 
     cluster.silent = ["127.0.0.1"]
-    cluster.watch.look()
-    cluster.watch.look()
+    cluster.look()
+    cluster.look()
     assert cluster.restarted == ["the run"]
 
 
@@ -84,7 +121,8 @@ def test_executor_that_cannot_be_given_up_keeps_no_other() -> None:
     watch = HostWatch(lambda: ["127.0.0.2"], lambda: EXECUTORS, remove, cluster.restart)
     watch.begin("the run")
     watch.end()
-    watch.look()
+    for _ in range(3):
+        watch.look()
     assert removed == ["2", "3"]
     assert cluster.restarted == ["the run"]
 

@@ -8,13 +8,13 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
+from functools import partial
 
 import pyarrow as pa
 
 from backend_client.service.job_session import kept_client
 from backend_client.service.restore import Advance, SlowRestoreError, advance_to_base
 from backend_client.settings import BackendSettings
-from backend_client.table.memory_table import MemoryTable
 from backend_client.table.opening import open_advanced
 from backend_client.table.state_table import StateTable
 from dstl_service.wire import CheckpointRef
@@ -41,8 +41,7 @@ def open_partition(
         operator: The operator's name.
         key_groups: The partition's key groups.
         base: The checkpoint; None for an empty table.
-        patience_s: How many seconds advancing it may take; None: as long as it takes. With 0 it is not even opened. A
-            table in memory, where the local disk fails, is waited for: a restore beside the batches would not last.
+        patience_s: How many seconds advancing it may take; None: as long as it takes. With 0 it is not even opened.
 
     Raises:
         SlowRestoreError: It takes longer.
@@ -50,12 +49,15 @@ def open_partition(
     """
     if patience_s == 0:
         raise SlowRestoreError("the table is being restored elsewhere")
-    client = kept_client(settings)
-
-    def advance(table: StateTable) -> Advance:
-        left_s = None if isinstance(table, MemoryTable) else patience_s
-        return advance_to_base(table, client, settings.job, operator, key_groups, base, left_s)
-
+    advance = partial(
+        advance_to_base,
+        client=kept_client(settings),
+        job=settings.job,
+        operator=operator,
+        key_groups=key_groups,
+        base=base,
+        patience_s=patience_s,
+    )
     folder = settings.private_folder("tables", job_uid, operator, key_groups.to_text())
     return open_advanced(folder, advance, settings.local_idle_s)
 

@@ -19,6 +19,7 @@ from backend_client.service.client import ServiceClient
 from backend_client.service.deadline import Deadline
 from backend_client.service.host_link import link_to_read
 from backend_client.table.local_disk import LocalDiskError
+from backend_client.table.memory_table import MemoryTable
 from backend_client.table.snapshot import IncomingSnapshot
 from backend_client.table.state_table import StateTable
 from dstl_service.wire import (
@@ -93,7 +94,8 @@ def advance_to_base(
         operator: The table's operator.
         key_groups: Its key groups.
         base: The checkpoint.
-        patience_s: Seconds after which it is given up, earlier if it cannot succeed; None: as long as it takes.
+        patience_s: Seconds after which it is given up, earlier if it cannot succeed; None: as long as it takes. A table
+            in memory, where the local disk fails, is waited for: a restore beside the batches would not last.
 
     Raises:
         SlowRestoreError: It took longer than `patience_s`, or would. The table has no version then.
@@ -105,7 +107,7 @@ def advance_to_base(
         # Any content belongs to no checkpoint of this job.
         table.clear()
         return Advance(0)
-    if patience_s is not None:
+    if patience_s is not None and not isinstance(table, MemoryTable):
         try:
             return _advance(table, client, job, operator, key_groups, base.to_text(), Deadline(patience_s))
         except LocalDiskError:

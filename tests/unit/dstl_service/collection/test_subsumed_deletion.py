@@ -131,5 +131,5 @@ def test_coordinator_that_was_replaced_by_an_epoch_that_was_lost() -> None:
 
     assert (deleted.is_owner, deleted.objects, history.stored()) == (False, 0, before)
     check_whole(opened(history.store, 4), history)
-    with pytest.raises(FencedError, match=f"taken over by epoch {history.epoch + 3}"):
+    with pytest.raises(FencedError, match="taken over by epoch"):
         history.jobs.check_still_newest(history.epoch)

@@ -65,6 +65,7 @@ class HostWatch:
         self._group: str | None = None
         self._given_up: set[str] = set()
         self._looks = Counter[str]()
+        self._is_cut_off = False
         self._ended = threading.Event()
         self._thread: threading.Thread | None = None
 
@@ -90,8 +91,14 @@ class HostWatch:
         if executors is None:
             return
         hosts = {host: _addresses(host) for _, host in executors}
-        if is_driver_cut_off(len(hosts), sum(bool(suspects & addresses) for addresses in hosts.values())):
-            logger.warning("nearly all hosts are silent, so the driver's seems to be cut off; no executor is given up")
+        was_cut_off = self._is_cut_off
+        silent_count = sum(bool(suspects & addresses) for addresses in hosts.values())
+        self._is_cut_off = is_driver_cut_off(len(hosts), silent_count)
+        if self._is_cut_off:
+            if not was_cut_off:
+                logger.warning(
+                    "nearly all hosts fell silent: the driver's seems to be cut off, no executor is given up"
+                )
             return
         self._given_up |= news
         lost = [(executor, host) for executor, host in executors if news & hosts[host]]

@@ -15,7 +15,8 @@ from tools.servers.network import why_no_network
 
 pytestmark = [pytest.mark.e2e, pytest.mark.timeout(600)]
 
-WAYS = ("process killed", "host cut off")
+WAYS = ("process killed", "host cut off") if why_no_network() is None else ("process killed",)
+"""A host can be cut off only where network namespaces can be made."""
 HELD_MB = 1.0
 """What the tables hold that run on one host."""
 
@@ -27,8 +28,6 @@ def test_lost_executor_costs_no_restore(tmp_path: Path) -> None:
     What their tables lack is read, not what they hold; afterwards all tables have complete copies again. A host that
     is cut off is noticed by its silence, although nothing is closed.
     """
-    if reason := why_no_network():
-        pytest.skip(reason)
     environment = {**os.environ, "PYTHONPATH": str(Path(__file__).parents[2]), "PYSPARK_PYTHON": sys.executable}
     command = [sys.executable, "-m", "loadtest.bench_recovery", "--short"]
     command += ["--columns", "exact+standby", "--ways", ",".join(WAYS)]
@@ -43,5 +42,5 @@ def test_lost_executor_costs_no_restore(tmp_path: Path) -> None:
     assert values[": rows missing"] == values[": rows that are not the next of their key"] == 0
     assert values[", process killed: read by tables, most"] < HELD_MB / 2
     assert all(values[f", {way}: until copies are complete, median"] > 0 for way in WAYS)
-    assert "has fallen silent" in log
+    assert ("has fallen silent" in log) == ("host cut off" in WAYS)
     assert "<svg" in (tmp_path / "reports" / "bench-recovery.html").read_text(encoding="utf-8")

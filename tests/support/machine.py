@@ -54,7 +54,7 @@ def fill(folder: Path) -> None:
                 continue
 
 
-class Host:
+class Host(network.NetworkedHost):
     """
     A network namespace with one link to this machine: programs in it are on another host, as far as TCP can tell.
 
@@ -63,21 +63,21 @@ class Host:
 
     def __init__(self) -> None:
         number = next(_NUMBERS)
-        self._name = f"dstl{os.getpid()}-{number}"
         self._link = f"dl{os.getpid() % 1_000_000}n{number}"  # at most 15 characters
         # Networks of four addresses: processes that run at the same time have ids that are not far from each other.
-        network = os.getpid() % 1024 * 16 + number % 16
-        near = ip_address("10.78.0.0") + 4 * network + 1
-        self._near_address, self.address = str(near), str(near + 1)
+        subnet = os.getpid() % 1024 * 16 + number % 16
+        near = ip_address("10.78.0.0") + 4 * subnet + 1
+        self._near_address = str(near)
+        super().__init__(f"dstl{os.getpid()}-{number}", str(near + 1))
 
     def __enter__(self) -> Self:
-        _run("ip", "netns", "add", self._name)
+        _run("ip", "netns", "add", self.name)
         try:
-            _run("ip", "link", "add", self._link, "type", "veth", "peer", "name", "far", "netns", self._name)
+            _run("ip", "link", "add", self._link, "type", "veth", "peer", "name", "eth", "netns", self.name)
             _run("ip", "address", "add", f"{self._near_address}/30", "dev", self._link)
             _run("ip", "link", "set", self._link, "up")
-            _run("ip", "-n", self._name, "address", "add", f"{self.address}/30", "dev", "far")
-            _run("ip", "-n", self._name, "link", "set", "lo", "up")
+            _run("ip", "-n", self.name, "address", "add", f"{self.address}/30", "dev", "eth")
+            _run("ip", "-n", self.name, "link", "set", "lo", "up")
             self.connect()
         except BaseException:
             self.__exit__(None, None, None)
@@ -87,19 +87,7 @@ class Host:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        _run("ip", "netns", "delete", self._name)  # and the link with it
-
-    def command(self, command: Sequence[str]) -> list[str]:
-        """Return a command that runs there; the process keeps its id."""
-        return ["ip", "netns", "exec", self._name, *command]
-
-    def cut_off(self) -> None:
-        """Take the link down."""
-        _run("ip", "-n", self._name, "link", "set", "far", "down")
-
-    def connect(self) -> None:
-        """Take the link up."""
-        _run("ip", "-n", self._name, "link", "set", "far", "up")
+        _run("ip", "netns", "delete", self.name)  # and the link with it
 
 
 class Network(network.Network):

@@ -16,12 +16,12 @@ from backend_client.service.log_writer import LogWriter
 from dstl_service.formats.manifest import object_keys
 from dstl_service.registry.job_store import JobStore
 from dstl_service.repair.fsck import check_job
-from dstl_service.repair.rebuild import rebuild_registry
 from dstl_service.wire import ChangeSetRef, LogTarget, OperatorInfo, RowsSetAside
 from storage.clock import SystemClock, SystemIds
 from storage.errors import CorruptDataError
 from storage.key_groups import KeyGroupRange
 from storage.open import open_store
+from tests.support.lost_registry import newest_after_a_rebuild
 from tools.servers.job_driver import ALL_KEY_GROUPS, JobDriver
 from tools.servers.service_process import ServiceProcess
 
@@ -140,17 +140,7 @@ def test_a_rebuilt_registry_has_what_waits(service: ServiceProcess, tmp_path: Pa
     job = StallingJob(client)
     for _ in range(3):
         job.batch([LEFT, RIGHT])
-    service.stop()
-    store = open_store(f"file://{tmp_path / 'store'}")
-    for folder in ("job.json", "epochs/", "checkpoints/"):
-        store.delete([info.key for info in store.list(f"job/{folder}")])
-    rebuild_registry(store, "job", SystemClock(), SystemIds(), write=True)
-    assert check_job(store, "job").problems == []
-    service.start()
-    jobs = JobStore(store, "job", SystemClock(), SystemIds())
-    jobs.open(None)
-    newest = jobs.newest()
-    assert newest is not None
+    newest = newest_after_a_rebuild(service, tmp_path / "store")
     (companion,) = [info for info in newest.operators if not info.has_table]
     assert tuple(companion.set_aside) == job.waiting
     job.base = newest.ref

@@ -15,13 +15,12 @@ from backend_client.service.output_log import read_output
 from backend_client.sinks.records import change_sets, record_batches
 from dstl_service.formats.manifest import object_keys
 from dstl_service.registry.job_store import JobStore
-from dstl_service.repair.fsck import check_job
-from dstl_service.repair.rebuild import rebuild_registry
 from dstl_service.wire import SINK, ChangeSetRef, CheckpointRef, OperatorInfo
 from storage.clock import SystemClock, SystemIds
 from storage.errors import ConflictError, NotFoundError
 from storage.key_groups import KeyGroupRange
 from storage.open import open_store
+from tests.support.lost_registry import newest_after_a_rebuild
 from tests.waiting import wait_until
 from tools.servers.job_driver import JobDriver
 from tools.servers.service_process import ServiceProcess
@@ -128,17 +127,7 @@ def test_a_rebuilt_registry_has_the_output(service: ServiceProcess, tmp_path: Pa
     job = SinkJob(client)
     for _ in range(3):
         job.batch(published=0)
-    service.stop()
-    store = open_store(f"file://{tmp_path / 'store'}")
-    for folder in ("job.json", "epochs/", "checkpoints/"):
-        store.delete([info.key for info in store.list(f"job/{folder}")])
-    rebuild_registry(store, "job", SystemClock(), SystemIds(), write=True)
-    assert check_job(store, "job").problems == []
-    service.start()
-    jobs = JobStore(store, "job", SystemClock(), SystemIds())
-    jobs.open(None)
-    newest = jobs.newest()
-    assert newest is not None
+    newest = newest_after_a_rebuild(service, tmp_path / "store")
     assert newest.operators[0].kind == SINK
     job.base = newest.ref
     assert job.logged(0) == [0, 1, 2]

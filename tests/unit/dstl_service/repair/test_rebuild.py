@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from contextlib import suppress
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
@@ -290,6 +290,26 @@ def test_rebuild_is_repeated_after_crash(story: Story, cut: int) -> None:
     assert story.restored(expected) == story.contents[-1]
 
 
+def after_deaths(story: Story, operation: Operation, kind: FaultKind) -> Iterator[tuple[int, Story]]:
+    """Yield the number of each call at which a rebuild can die, and the job after another rebuild."""
+    before = {key: story.store.get(key) for key in story.keys("")}
+    for number in range(100):
+        store = MemoryStore()
+        for key, data in before.items():
+            store.put(key, data)
+        dying = FaultyStore(store, Fault(operation, kind, skip=number))
+        again = Story(store, story.refs, story.contents)
+        try:
+            rebuild_registry(dying, "job", SystemClock(), SystemIds(), write=True)
+        except UnavailableError:
+            with suppress(InvalidInputError):  # nothing was left to do
+                again.rebuild()
+        else:
+            break
+        yield number, again
+    assert 0 < number < 99
+
+
 @pytest.mark.parametrize("operation", ["put", "delete"])
 @pytest.mark.parametrize("is_damaged", [False, True])
 @pytest.mark.parametrize("kind", [FaultKind.FAIL_BEFORE, FaultKind.FAIL_AFTER])
@@ -303,26 +323,12 @@ def test_rebuild_that_died_anywhere_forgets_no_checkpoint(
         story.store.delete([key])
         if is_damaged:
             story.store.put(key, data[:-1])
-    before = {key: story.store.get(key) for key in story.keys("")}
-    for written in range(100):
-        store = MemoryStore()
-        for key, data in before.items():
-            store.put(key, data)
-        dying = FaultyStore(store, Fault(operation, kind, skip=written))
-        again = Story(store, story.refs, story.contents)
-        try:
-            rebuild_registry(dying, "job", SystemClock(), SystemIds(), write=True)
-        except UnavailableError:
-            with suppress(InvalidInputError):  # nothing was left to do
-                again.rebuild()
-        else:
-            break
-        newest = opened(store).newest()
+    for written, again in after_deaths(story, operation, kind):
+        newest = opened(again.store).newest()
         assert newest is not None
         assert newest.uid == story.refs[-1]["uid"], f"died at {operation} {written}"
         assert again.restored(newest.ref.to_text()) == story.contents[-1]
-        assert check_job(store, "job").problems == []
-    assert 0 < written < 99
+        assert check_job(again.store, "job").problems == []
 
 
 def test_newest_can_be_left_out(story: Story) -> None:
@@ -413,26 +419,12 @@ def test_driver_from_before_a_rebuilds_branch_is_fenced(with_sink: Story, *, die
 @pytest.mark.parametrize("kind", [FaultKind.FAIL_BEFORE, FaultKind.FAIL_AFTER])
 def test_rebuild_that_died_anywhere_begins_its_branch(published: Story, kind: FaultKind) -> None:
     """I3: wherever a rebuild that begins a branch dies, it is repeated until the job goes on there."""
-    before = {key: published.store.get(key) for key in published.keys("")}
-    for written in range(100):
-        store = MemoryStore()
-        for key, data in before.items():
-            store.put(key, data)
-        again = Story(store, published.refs, published.contents)
-        try:
-            dying = FaultyStore(store, Fault("put", kind, skip=written))
-            rebuild_registry(dying, "job", SystemClock(), SystemIds(), write=True)
-        except UnavailableError:
-            with suppress(InvalidInputError):  # nothing was left to do
-                again.rebuild()
-        else:
-            break
-        newest = opened(store).newest()
+    for written, again in after_deaths(published, "put", kind):
+        newest = opened(again.store).newest()
         assert newest is not None
         assert place_of_manifest(newest).branch > 2, f"died at put {written}"
         assert again.restored(newest.ref.to_text()) == published.contents[-1]
-        assert check_job(store, "job").problems == []
-    assert 0 < written < 99
+        assert check_job(again.store, "job").problems == []
 
 
 def test_loss_of_log_start_is_fatal(story: Story) -> None:

@@ -32,7 +32,7 @@ from dstl_service.formats.manifest import Manifest, ManifestKind, decode_manifes
 from dstl_service.formats.materialization_index import encode_index, read_index
 from dstl_service.formats.under_way import NOTHING
 from dstl_service.registry.lives import LifeFolder, Lives, record_key
-from dstl_service.registry.savepoint_register import PIN
+from dstl_service.registry.savepoint_register import PIN, name_of
 from dstl_service.registry.savepoints import SavepointStore
 from dstl_service.registry.takeover import OwnedJob, put_note
 from dstl_service.wire import ForkOrigin
@@ -267,28 +267,24 @@ class ForkedJob(OwnedJob):
             modified_ms_max: A fork that has not been created yet counts as given up if it was begun until then. If it
                 is created later nevertheless, it finds its savepoint gone, and never begins.
         """
-        for title, info, held_for in self._listed_holds():
+        for one, info, held_for in self._listed_holds():
             is_ended = not is_alive(self._store, held_for)
-            if is_ended or (title.startswith(_BEGUN) and self._is_done(title, held_for, info, modified_ms_max)):
-                self.savepoints.discard(title)
-                logger.info("fork is gone or done", extra={"job": self._job, "savepoint": title, "fork": held_for})
+            if is_ended or (one.startswith(_BEGUN) and self._is_done(name_of(one), held_for, info, modified_ms_max)):
+                self.savepoints.discard_object(one)
+                logger.info("fork is gone or done", extra={"job": self._job, "savepoint": one, "fork": held_for})
 
     def _listed_holds(self) -> Iterator[tuple[str, ObjectInfo, str]]:
-        """Yield savepoints and pins for forks that are listed: name, object, and fork."""
+        """Yield savepoints and pins for forks that are listed: the object's name, what is listed of it, and fork."""
         prefix = f"{self._folder.path}/savepoints/"
-        found = list(self._store.list(f"{prefix}{_ALL}"))
-        now = self.savepoints.register.read(begin=False) if found else None
-        for info in found:
-            one = info.key.removeprefix(prefix).removesuffix(".json")
+        for info in self._store.list(f"{prefix}{_ALL}"):
             with suppress(NotFoundError):
-                held_for = decode_manifest(self._store.get(info.key), info.key).held_for
-                if held_for and now is not None:
-                    yield now.title(one), info, held_for
+                if held_for := decode_manifest(self._store.get(info.key), info.key).held_for:
+                    yield info.key.removeprefix(prefix).removesuffix(".json"), info, held_for
 
-    def _is_done(self, title: str, held_for: str, info: ObjectInfo, modified_ms_max: int) -> bool:
+    def _is_done(self, name: str, held_for: str, info: ObjectInfo, modified_ms_max: int) -> bool:
         """Return whether the fork has its hold, or was never created."""
         record = _record_of(self._store, held_for)
-        if record is None or record.origin is None or record.origin.savepoint != title.partition(PIN)[0]:
+        if record is None or record.origin is None or record.origin.savepoint != name:
             return info.modified_ms <= modified_ms_max
         return self.savepoints.register.read(begin=False).object_of(_hold_of(record.uid)) is not None
 

@@ -166,6 +166,10 @@ class SavepointRegister:
         self._change(step)
         return off
 
+    def take_off(self, one: str) -> None:
+        """Take off an object, whether it is a savepoint or a pin by then; it never comes there again."""
+        self._change(lambda now: now.without({one}))
+
     def _change(self, step: Callable[[Registered], Registered]) -> Registered:
         """Make an entry of what a step changes, if anything; return what it led to."""
         with self._lock:

@@ -252,6 +252,11 @@ class SavepointStore:
         with suppress(NotFoundError):
             self.delete(name)
 
+    def discard_object(self, one: str) -> None:
+        """Delete an object, which may have become a savepoint, or have lost its name, since it was listed."""
+        self.register.take_off(one)
+        self._store.delete([self._key(one)])
+
     def _all_for_deletion(self, prefix: str = "", *, begin: bool = True) -> list[tuple[str, Manifest]]:
         """
         Return all savepoints by name, or those of a prefix, including those that no listing shows yet.

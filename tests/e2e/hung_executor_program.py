@@ -37,11 +37,14 @@ _GIVEN_UP_S = 90.0
 
 def executors() -> list[psutil.Process]:
     """Return the JVMs of the cluster's executors."""
-    return [
-        process
-        for process in psutil.Process().children(recursive=True)
-        if any("CoarseGrainedExecutorBackend" in part for part in process.cmdline())
-    ]
+    return [process for process in psutil.Process().children(recursive=True) if _is_executor(process)]
+
+
+def _is_executor(process: psutil.Process) -> bool:
+    try:
+        return any("CoarseGrainedExecutorBackend" in part for part in process.cmdline())
+    except psutil.Error:  # it has just ended
+        return False
 
 
 def run(spark: SparkSession, folder: Path, local_dir: Path) -> None:

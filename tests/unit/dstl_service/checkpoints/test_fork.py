@@ -348,6 +348,17 @@ def test_fork_that_dies_anywhere_is_finished_or_never_was(family: Family, puts: 
         assert family.holds() == []
 
 
+@pytest.mark.parametrize("puts", range(20))
+def test_one_collection_clears_up_what_a_fork_left_that_died(family: Family, puts: int) -> None:
+    """I12: even if the dead fork's last change of the register takes effect only while its savepoint is deleted."""
+    with killed_at(family, puts) as store, suppress(UnavailableError):
+        family.fork(store=store, checkpoint_id=2)
+    is_decided = JobStore(family.store, "fork", family.parent.clock, family.ids()).exists()
+
+    family.collect("job")
+    assert is_decided or family.holds() == []
+
+
 def test_repeated_fork_finishes_an_earlier_one(family: Family) -> None:
     """The same call, repeated after a crash, finds the job and completes it; for another checkpoint it is refused."""
     first = family.fork(checkpoint_id=2)

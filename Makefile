@@ -35,7 +35,7 @@ unexport SPARK_HOME SPARK_CONF_DIR PYTHONPATH PYTHONHOME
 unexport PYTHONDONTWRITEBYTECODE
 
 ##@ Use it
-.PHONY: help setup demo demo-cdc attack bench bench-growth bench-native bench-peers bench-recovery bench-rescale bench-restart bench-sinks bench-smoke bench-service bench-scale bench-tables bench-tails chaos chaos-service chaos-blocks chaos-sinks outages load load-web report stack stack-check
+.PHONY: help setup demo demo-cdc attack bench bench-growth bench-native bench-peers bench-recovery bench-requests bench-rescale bench-restart bench-sinks bench-smoke bench-service bench-scale bench-tables bench-tails chaos chaos-service chaos-blocks chaos-sinks outages load load-web report stack stack-check
 
 help: ## Show this list
 	@awk 'BEGIN { FS = ":.*## " } \
@@ -64,6 +64,9 @@ bench-peers: need-mvn $(STAMP) ## Run one job in PyFlink, Quix Streams, Bytewax,
 
 bench-recovery: need-go $(STAMP) ## Measure how long output stops when a task, an executor or a host is lost, beside Spark's own operator; BENCH_ARGS, SHORT=1, STRICT=1
 	SHORT=$(SHORT) STRICT=$(STRICT) $(PY) -m loadtest.bench_recovery $(BENCH_ARGS)
+
+bench-requests: need-go need-mvn $(STAMP) ## Count requests per batch at an S3 server, beside Spark's own state store on S3A; SHORT=1, STRICT=1
+	SHORT=$(SHORT) STRICT=$(STRICT) $(PY) -m loadtest.bench_requests
 
 bench-rescale: $(STAMP) ## Measure the batches of a query that changes from 4 to 8 and to 3 partitions; SHORT=1, STRICT=1
 	SHORT=$(SHORT) STRICT=$(STRICT) $(PY) -m loadtest.bench_rescale

@@ -70,7 +70,7 @@ class Enough(Exception):  # noqa: N818 - not an error: it ends a query between t
     """Enough batches were executed; a stop from outside would leave the last one running for a while."""
 
 
-def run_until_enough(writer: Any, checkpoint: Path, timeout_s: int | None = None) -> StreamingQuery:
+def run_until_enough(writer: Any, checkpoint: Path | str, timeout_s: int | None = None) -> StreamingQuery:
     """Run a query until its function raises `Enough`, or for this time; return it stopped."""
     query: StreamingQuery = writer.option("checkpointLocation", str(checkpoint)).start()
     try:

@@ -138,8 +138,14 @@ class Hosts:
 
 
 @contextmanager
-def running_hosts(folder: Path) -> Iterator[Hosts]:
-    """Run storage and cluster: on network namespaces, which this process enters, where it may make them."""
+def running_hosts(folder: Path, access_log: Path | None = None) -> Iterator[Hosts]:
+    """
+    Run storage and cluster: on network namespaces, which this process enters, where it may make them.
+
+    Args:
+        folder: Holds everything.
+        access_log: Gets a line for each request to the storage.
+    """
     with ExitStack() as stack:
         machines: list[Machine] = [Loopback(), *map(_LoopbackHost, range(HOSTS))]
         if why_no_network() is None:
@@ -147,7 +153,7 @@ def running_hosts(folder: Path) -> Iterator[Hosts]:
             network.hosts[0].enter()
             machines = [*network.hosts]
         (folder / "s3").mkdir()
-        s3 = stack.enter_context(S3Server(folder / "s3", address=machines[0].address))
+        s3 = stack.enter_context(S3Server(folder / "s3", machines[0].address, access_log))
         s3.create_bucket(BUCKET)
         os.environ.update(s3.env())
         os.environ.update({"DSTL_LOCAL_DIR": str(local_folders(folder)[0]), "PYSPARK_PYTHON": sys.executable})

@@ -26,7 +26,7 @@ _SECTIONS = (
     Section(
         "Objects, space and money",
         "What a checkpoint costs in objects and bytes, how large the storage gets, and how that grows with hosts.",
-        ("bench-service", "bench-scale"),
+        ("bench-service", "bench-scale", "bench-requests"),
     ),
     Section(
         "Recovery, starts and rescaling",

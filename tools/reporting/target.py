@@ -27,6 +27,7 @@ TARGETS = (
     "bench-native",
     "bench-peers",
     "bench-recovery",
+    "bench-requests",
     "bench-rescale",
     "bench-restart",
     "bench-scale",

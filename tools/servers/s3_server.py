@@ -29,18 +29,22 @@ class S3Server(ServerProcess):
     Args:
         data_dir: Folder of the objects; by default a temporary folder that is deleted at the end.
         address: The IPv4 address on which it listens.
+        access_log: A file that gets a line for each request.
     """
 
     access_key = "dstl-test-access"
     secret_key = "dstl-test-secret"  # noqa: S105 - for a server that lives as long as a test
     region = "us-east-1"
 
-    def __init__(self, data_dir: Path | None = None, address: str = "127.0.0.1") -> None:
+    def __init__(
+        self, data_dir: Path | None = None, address: str = "127.0.0.1", access_log: Path | None = None
+    ) -> None:
         self._own_folder = (
             None if data_dir else tempfile.TemporaryDirectory(prefix="dstl-s3-", ignore_cleanup_errors=True)
         )
         folder = data_dir or Path(self._own_folder.name if self._own_folder else "")
         self.data_dir = folder / "buckets"
+        self._access_log = access_log
         super().__init__("S3 server", folder / "server.log", address)
 
     def __exit__(
@@ -54,7 +58,8 @@ class S3Server(ServerProcess):
         """Serve the data folder."""
         program = s3_program()
         self.data_dir.mkdir(parents=True, exist_ok=True)
-        command = [str(program), "--port", f"{self.address}:{port}", "posix", str(self.data_dir)]
+        logged = ["--access-log", str(self._access_log)] if self._access_log else []
+        command = [str(program), "--port", f"{self.address}:{port}", *logged, "posix", str(self.data_dir)]
         return command, {"ROOT_ACCESS_KEY": self.access_key, "ROOT_SECRET_KEY": self.secret_key}
 
     def env(self, endpoint_url: str | None = None) -> dict[str, str]:

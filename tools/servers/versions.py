@@ -6,6 +6,9 @@ VERSITYGW_VERSION = "v1.8.0"
 TOXIPROXY_MODULE = "github.com/Shopify/toxiproxy/v2/cmd/server"
 TOXIPROXY_VERSION = "v2.12.0"
 
+S3_FILE_SYSTEM = "org.apache.hadoop:hadoop-aws:3.5.0"
+"""Hadoop's S3A, of the version of the Hadoop client that PySpark 4.3 has; 690 MB with its dependencies."""
+
 KAFKA_VERSION = "4.3.1"
 KAFKA_BROKER = (f"org.apache.kafka:kafka_2.13:{KAFKA_VERSION}", "org.slf4j:slf4j-simple:1.7.36")
 KAFKA_CONNECTORS = {

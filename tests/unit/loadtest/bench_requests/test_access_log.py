@@ -1,0 +1,55 @@
+"""Requests are counted by an S3 server's access log, from one commit to another."""
+
+from __future__ import annotations
+
+import pytest
+
+from loadtest.bench_requests.__main__ import figures_of
+from loadtest.bench_requests.access_log import Requests, requests_between
+
+
+def _line(operation: str, key: str = "-") -> str:
+    return f"access bucket [25/November/2026:18:45:06 +0000] 127.0.0.1 access 1HHD s3_{operation} {key} /uri 200 - 0 0"
+
+
+def test_requests_from_commit_to_commit() -> None:
+    """What follows a batch's commit is the next batch's, its own commit included; a repeated commit ends nothing."""
+    lines = [
+        "log starts 2026",
+        _line("PutObject", "a/commits/0"),
+        _line("PutObject", "a/state/1.changelog"),
+        _line("CopyObject", "a/commits/1"),
+        _line("HeadObject", "a/commits/2"),
+        _line("PutObject", "a/state/.2.tmp"),
+        _line("UploadPart", "a/state/2.zip"),
+        _line("ListObjectsV2"),
+        _line("GetObject", "a/state/1.changelog"),
+        _line("DeleteObject", "a/state/.2.tmp"),
+        _line("PutObject", "a/commits/.2.0f.tmp"),
+        _line("CopyObject", "a/commits/2"),
+        _line("PutObject", "a/commits/1"),
+        _line("PutObject", "a/state/3.changelog"),
+        _line("CopyObject", "a/commits/3"),
+        _line("PutObject", "a/state/4.changelog"),
+    ]
+    found = requests_between(lines, 1, 2)
+
+    assert (found.puts, found.lists, found.gets, found.deletes) == (4, 1, 2, 1)
+    assert requests_between(lines, 0, 3).puts == 9
+
+
+def test_log_without_the_commits_is_refused() -> None:
+    """A run that ended too early gives no figures."""
+    with pytest.raises(ValueError, match="ends with the commit of batch 1, not 4"):
+        requests_between([_line("PutObject", "a/commits/1")], 0, 4)
+
+
+@pytest.mark.parametrize(("spark", "holds"), [(2_600, True), (2_400, False)])
+def test_goal_is_for_both_sides_puts(spark: int, holds: bool) -> None:
+    """The ratio of PUTs has the goal, at 200 partitions only; listings cost as much as PUTs."""
+    counted = {"Spark": Requests(puts=spark, lists=100), "DSTL": Requests(puts=100)}
+    figures = {figure.name: figure for figure in figures_of(counted, 10, 200)}
+
+    assert figures["PUTs of Spark / PUTs of DSTL"].holds is holds
+    assert figures["DSTL: requests of a day at a batch a second"].value == pytest.approx(4.32)
+    assert figures_of(counted, 10, 16)[-1].goal is None

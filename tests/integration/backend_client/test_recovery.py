@@ -7,6 +7,8 @@ means that a table restored afterwards differs from the log (I14), or that a sav
 
 from __future__ import annotations
 
+import random
+import shutil
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -85,6 +87,22 @@ def test_job_is_rescaled_in_and_out(job: MaterializingJob) -> None:
 
         assert job.restored(parallelism, f"same-{number}") == job.state
         assert job.restored(5, f"other-{number}") == job.state
+
+
+def test_random_splits_from_8_to_12_to_5(job: MaterializingJob) -> None:
+    """I14: in ten changes, with snapshots of a random part of the tables at random moments, every key is there once."""
+    job.sidecar.restart(**switches(materialization=True, compaction=True))
+    chance = random.Random(13)
+    for turn in range(5):
+        for parallelism in (8, 12, 5):
+            job.parallelism = parallelism
+            share = chance.random()
+            for _ in range(chance.randint(1, 3)):
+                job.batch(keys=chance.randint(1, 12), report=lambda _: chance.random() < share)  # noqa: B023
+            folder = f"{turn}-{parallelism}"
+            assert job.restored({8: 12, 12: 5, 5: 8}[parallelism], folder) == job.state, (turn, parallelism)
+            shutil.rmtree(job.folder / folder)
+    assert job.view().materializations
 
 
 @pytest.mark.parametrize("materialization", [False, True])

@@ -66,6 +66,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(description="Count requests per batch at an S3 server.")
     parser.add_argument("--short", action="store_true", default=is_set("SHORT"), help="few partitions (SHORT=1)")
     parser.add_argument("--strict", action="store_true", default=is_set("STRICT"), help="fail if a goal is missed")
+    parser.add_argument("--side", choices=_SIDES, help="run one side only, without the ratio")
     options = parser.parse_args(arguments)
     partitions, batches = _partitions(short=options.short), 2 if options.short else 12
     report = TargetReport("bench-requests", strict=options.strict)
@@ -74,7 +75,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     with tempfile.TemporaryDirectory(prefix="dstl-q-", ignore_cleanup_errors=True) as place:
         log = Path(place) / "access.log"
         with running_hosts(Path(place), access_log=log) as hosts:
-            for side in _SIDES:
+            for side in [options.side] if options.side else _SIDES:
                 seen = len(_lines(log))
                 _run(hosts, _plan(hosts, side, partitions, _WARM_UP + batches + 1, jars))
                 counted[side] = requests_between(_lines(log)[seen:], _WARM_UP, _WARM_UP + batches)

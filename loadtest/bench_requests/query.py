@@ -69,7 +69,10 @@ def main(plan: QueryPlan) -> None:
     grouped = new_stream(spark, rows, rows).groupBy("k")
     result: Any
     if plan.is_ours:
-        backend = ChangelogStateBackend(f"s3://{plan.prefix}/state", job="requests", parallelism=plan.partitions)
+        partitions = plan.partitions
+        backend = ChangelogStateBackend(
+            f"s3://{plan.prefix}/state", job="requests", parallelism=partitions, max_parallelism=max(128, partitions)
+        )
         result = backend.transform_with_state(grouped, Totals(), TOTALS, "Update", "None")
     else:
         result = grouped.transformWithState(Totals(), TOTALS, "Update", "None")

@@ -8,6 +8,8 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field
 
 _LINE = re.compile(r"\] \S+ \S+ \S+ s3_(?P<operation>\w+) (?P<key>\S+) ")
+_SNAPSHOT = re.compile(r"/materialized/|\.zip\b|\.sst\b")
+"""Snapshots' objects here, and those of Spark's store; they are stored by the clock, not by the batch."""
 _COMMITTED = re.compile(r"/commits/(?P<batch>\d+)$")
 _WRITES = frozenset(
     ("PutObject", "CopyObject", "UploadPart", "UploadPartCopy", "CreateMultipartUpload", "CompleteMultipartUpload")
@@ -22,23 +24,27 @@ class Requests:
     Numbers of requests, by their price.
 
     Args:
-        puts: PUT, COPY and those of multipart uploads.
+        puts: PUT, COPY and those of multipart uploads, without those of snapshots.
+        snapshot_puts: The same of snapshots.
         lists: Listings, each of which costs as much as a PUT.
         gets: GET and HEAD.
         deletes: Deletions, which cost nothing.
     """
 
     puts: int = 0
+    snapshot_puts: int = 0
     lists: int = 0
     gets: int = 0
     deletes: int = 0
     by_operation: Counter[str] = field(default_factory=Counter)
 
-    def add(self, operation: str) -> None:
+    def add(self, operation: str, key: str) -> None:
         """Count a request by the server's name of its operation, such as ``PutObject``."""
         self.by_operation[operation] += 1
         if operation in _WRITES:
-            self.puts += 1
+            is_snapshot = _SNAPSHOT.search(key) is not None
+            self.snapshot_puts += is_snapshot
+            self.puts += not is_snapshot
         elif operation in _LISTS:
             self.lists += 1
         elif operation in _DELETES:
@@ -65,7 +71,7 @@ def requests_between(lines: Iterable[str], first: int, last: int) -> Requests:
         if match is None:
             continue
         if first <= committed < last:
-            found.add(match["operation"])
+            found.add(match["operation"], match["key"])
         if match["operation"] in _WRITES and (commit := _COMMITTED.search(match["key"])):
             committed = max(committed, int(commit["batch"]))
     if committed < last:

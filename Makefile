@@ -92,7 +92,7 @@ bench-sinks: need-mvn $(STAMP) ## Compare exactly-once output to Kafka with Spar
 bench-service: need-go $(STAMP) ## Measure the service's figures; ONLY=ingest,objects, SHORT=1 (seconds), STRICT=1 (goals)
 	SHORT=$(SHORT) STRICT=$(STRICT) $(PY) -m loadtest.bench_service $(if $(ONLY),--only $(ONLY))
 
-chaos: $(STAMP) ## Kill and suspend processes, move clocks, rewind and rescale in 80 jobs, half of them with modes of failover and standbys; DSTL_CHAOS_SEED repeats
+chaos: $(STAMP) ## Kill and suspend processes, move clocks, rewind, rescale and fork in 80 jobs, half of them with modes of failover and standbys; DSTL_CHAOS_SEED repeats
 	DSTL_CHAOS_RUNS=40 DSTL_REPORTS=$(abspath reports) $(PYTEST) -s tests/e2e/test_chaos.py tests/e2e/test_chaos_modes.py $(PYTEST_ARGS)
 
 chaos-service: need-go $(STAMP) ## Kill the service 200 times and verify what is stored; STRICT=1 fails on any loss

@@ -105,6 +105,12 @@ class BackendSettings:
     fork_location: str | None = None
     """The `checkpointLocation` of that job's query: a fork that reads files needs what is noted there of them. Sources
     of Kafka need it not."""
+    renamed: tuple[tuple[str, str], ...] = ()
+    """Operators that got another name since the newest checkpoint, as pairs or `{"former": "present"}`: they keep their
+    state. The setting may stay; see docs/operations.md."""
+    removed: tuple[str, ...] = ()
+    """Names of operators that the query no longer has and whose state is given up. The setting may
+    stay."""
     patience_s: float = 60.0
     """How long a task tries to reach its sidecar."""
     checkpoint_timeout_s: float = 600.0
@@ -146,6 +152,7 @@ class BackendSettings:
         if self.idle_timers is not None:
             self._check_number("idle_timers", 0)
         self._check_fork()
+        self._check_operators()
         for name in ("parallelism", "max_parallelism"):
             if getattr(self, name) is not None:
                 self._check_number(name, 0, KEY_GROUP_MAX + 1, whole=True)
@@ -212,6 +219,18 @@ class BackendSettings:
         if self.fork_at is not None and self.fork_of is None:
             raise InvalidInputError("fork_at says where a fork begins, but fork_of names no job")
 
+    def _check_operators(self) -> None:
+        # As tuples: settings are compared, hashed and read from JSON.
+        renamed, removed = _changes(self.renamed, self.removed)
+        former, present = {old for old, _ in renamed}, {new for _, new in renamed}
+        if not len(former) == len(present) == len(renamed) or former & {*present, *removed}:
+            raise InvalidInputError(
+                f"renamed={dict(renamed)!r}, removed={removed!r}: each name may stand there once only, so names cannot "
+                "be exchanged; rename one operator with one start, and the other with the next"
+            )
+        object.__setattr__(self, "renamed", renamed)
+        object.__setattr__(self, "removed", removed)
+
     def _check_number(self, name: str, above: int, at_most: float = math.inf, *, whole: bool = False) -> None:
         value = getattr(self, name)
         is_number = isinstance(value, int | float) and not isinstance(value, bool)
@@ -234,6 +253,26 @@ class BackendSettings:
                 hint = f", did you mean {near[0]!r}?" if near else "."
                 raise InvalidInputError(f"unknown option {name!r}{hint} Known options: {', '.join(sorted(known))}")
         return cls(storage=storage, job=job, **options)
+
+
+def _changes(renamed: Any, removed: Any) -> tuple[tuple[tuple[str, str], ...], tuple[str, ...]]:
+    """Return the settings `renamed` and `removed` as sorted tuples."""
+    pairs = renamed.items() if isinstance(renamed, Mapping) else renamed
+    names: Any = None if isinstance(removed, str) else removed
+    try:
+        return (
+            tuple(sorted((_operator(old), _operator(new)) for old, new in pairs)),
+            tuple(sorted({_operator(name) for name in names})),
+        )
+    except (TypeError, ValueError) as error:
+        raise InvalidInputError(
+            'renamed must be like {"former name": "present name"} and removed like ("name",), not '
+            f"{renamed!r} and {removed!r}"
+        ) from error
+
+
+def _operator(name: Any) -> str:
+    return validate_name("operator", name)
 
 
 def _is_storage(url: Any) -> bool:

@@ -36,6 +36,7 @@ from backend_client import ChangelogStateBackend
 from backend_client.progress import BatchProgress
 from backend_client.spark.api.plan import StatefulDataFrame
 from backend_client.spark.driver.driver import BatchRunner
+from backend_client.spark.driver.passes import Passes
 from backend_client.spark.output.outputs import FunctionPlan
 from backend_client.spark.start.spark_checkpoint import CheckpointLog
 from loadtest.bench.measuring import Enough, run_until_enough
@@ -127,15 +128,26 @@ class Killer:
                 self.outcome.parted_state += (before_first, before_second) != (now_first, now_second)
 
 
-class _KillingRunner(BatchRunner):
+class _KillingPasses(Passes):
     """Calls the killer between two operators."""
 
     killer: Killer
 
-    def _run_operator(self, operator: Any, info: Any, frame: DataFrame, work: Any, earlier: Any) -> DataFrame:
+    def _run(self, operator: Any, info: Any, frame: DataFrame, work: Any, earlier: Any) -> DataFrame:
         if operator.name == "second":
             self.killer.at(_OPERATORS, work.context.checkpoint_id)
-        return super()._run_operator(operator, info, frame, work, earlier)
+        return super()._run(operator, info, frame, work, earlier)
+
+
+class _KillingRunner(BatchRunner):
+    """Has the operators run by such passes."""
+
+    passes_type = _KillingPasses
+
+    def kill_by(self, killer: Killer) -> None:
+        """Have this killer called."""
+        assert isinstance(self._passes, _KillingPasses)
+        self._passes.killer = killer
 
 
 def run(kills: int, seed: int, folder: Path) -> Outcome:
@@ -157,7 +169,7 @@ def run(kills: int, seed: int, folder: Path) -> Outcome:
         log = CheckpointLog(spark, str(folder / "c"))
         runner = _KillingRunner.open(query, FunctionPlan(killer.function), log, progress.append)
         assert isinstance(runner, _KillingRunner)
-        runner.killer = killer
+        runner.kill_by(killer)
         writer = _rows(spark).writeStream.foreachBatch(runner)
         if run_until_enough(writer, folder / "c", _QUERY_TIMEOUT_S).exception() is None:
             raise TimeoutError(f"the query did not end within {_QUERY_TIMEOUT_S} s")

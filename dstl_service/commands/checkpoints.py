@@ -12,7 +12,7 @@ from dstl_service.checkpoints.fork import describe_fork, fork_job
 from dstl_service.checkpoints.rewind import describe_rewind, rewind
 from dstl_service.commands.common import deletions_of, open_job, record, say, settings_of
 from dstl_service.process.display import utc_text
-from dstl_service.wire import SET_ASIDE_SUFFIX, SINK, CheckpointInfo, source_offsets
+from dstl_service.wire import REMOVED, SET_ASIDE_SUFFIX, SINK, CheckpointInfo, source_offsets
 from storage.clock import SystemClock, SystemIds
 
 
@@ -37,6 +37,7 @@ def list_checkpoints(options: argparse.Namespace) -> int:
             row["set_aside"] = {"rows": waiting, "lost": lost} if options.json else f"{waiting} rows set aside"
             if lost and not options.json:
                 row["set_aside"] += f", {lost} lost"
+        row |= _changes_of(info, as_json=options.json)
         sources = source_offsets(info.offsets)
         if sources is not None:
             row["sources"] = sources if options.json else " ".join(map(_compact, sources))
@@ -49,12 +50,14 @@ def list_losses(options: argparse.Namespace) -> int:
     _, job_store = open_job(options)
     job_store.open(None)
     newest = job_store.newest()
-    for operator in newest.operators if newest is not None else ():
+    operators = newest.operators if newest is not None else ()
+    labels = {operator.name + SET_ASIDE_SUFFIX: operator.label for operator in operators}
+    for operator in operators:
         for part in operator.set_aside:
             if not part.is_lost:
                 continue
             row = {
-                "operator": operator.name.removesuffix(SET_ASIDE_SUFFIX),
+                "operator": labels.get(operator.name, operator.name.removesuffix(SET_ASIDE_SUFFIX)),
                 "batch": part.checkpoint_id,
                 "key_groups": part.key_groups.to_text(),
                 "partition": part.first_key_group * operator.parallelism // job_store.max_parallelism,
@@ -63,6 +66,22 @@ def list_losses(options: argparse.Namespace) -> int:
             }
             say(json.dumps(row) if options.json else "  ".join(f"{name}={value}" for name, value in row.items()))
     return 0
+
+
+def _changes_of(checkpoint: CheckpointInfo, *, as_json: bool) -> dict[str, Any]:
+    """Return which operators have tables of another name, and which ones were removed; nothing if there are none."""
+    renamed = {item.name: item.called for item in checkpoint.operators if item.has_table and item.called is not None}
+    removed = [
+        item.label for item in checkpoint.operators if item.kind == REMOVED and not item.name.endswith(SET_ASIDE_SUFFIX)
+    ]
+    found: dict[str, Any] = {}
+    if renamed:
+        found["renamed"] = (
+            renamed if as_json else f"renamed {' '.join(f'{old}->{new}' for old, new in renamed.items())}"
+        )
+    if removed:
+        found["removed"] = removed if as_json else f"removed {' '.join(removed)}"
+    return found
 
 
 def _published_text(published: Mapping[str, int | None]) -> str:

@@ -250,6 +250,8 @@ def operators_to_json(operators: Iterable[OperatorInfo]) -> list[dict[str, Any]]
         | ({} if operator.kind is None else {"kind": operator.kind})
         | ({} if operator.published is None else {"published": operator.published})
         | ({"set_aside": [asdict(rows) for rows in operator.set_aside]} if operator.set_aside else {})
+        | ({} if operator.called is None else {"called": operator.called})
+        | ({} if operator.renamed_from is None else {"renamed_from": operator.renamed_from})
         for operator in operators
     ]
 
@@ -267,6 +269,8 @@ def operators_from_json(documents: Iterable[dict[str, Any]]) -> tuple[OperatorIn
             document.get("kind"),
             document.get("published"),
             [RowsSetAside(**rows) for rows in document.get("set_aside", ())],
+            document.get("called"),
+            document.get("renamed_from"),
         )
         for document in documents
     )

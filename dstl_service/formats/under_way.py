@@ -178,6 +178,7 @@ def followed(
     tables = {
         (operator.name, key_group_range(partition, operator.parallelism, max_parallelism))
         for operator in operators
+        if operator.has_table
         for partition in range(operator.parallelism)
     }
     newest = {(item.operator, item.key_groups): item.checkpoint_id for item in materializations}

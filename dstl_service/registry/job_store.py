@@ -213,7 +213,7 @@ class JobStore(ForkedJob):
             InvalidInputError: The parallelism is out of bounds.
         """
         latest, epoch = self.frontier()
-        names = sorted(info.name for info in latest.operators if info.has_table) if latest else []
+        names = sorted(info.label for info in latest.operators if info.has_table) if latest else []
         if operator not in names:
             raise NotFoundError(
                 f"job {self._job!r} has no operator {operator!r}; its newest checkpoint has: "

@@ -11,7 +11,7 @@ A segment whose key groups are all materialized at or after its checkpoint is dr
 materialized in part stays for the rest. Dropped objects are deleted when no checkpoint names them any more.
 
 The output that a sink has to publish is part of the log until it is published, and rows that a partition has set aside
-until they have run.
+until they have run. Of an operator that was removed nothing counts.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from collections import defaultdict
 from collections.abc import Iterable, Sequence
 
 from dstl_service.formats.manifest import StateView
-from dstl_service.wire import OperatorInfo
+from dstl_service.wire import REMOVED, OperatorInfo
 from storage.key_group_sets import KeyGroups, within, without, without_all
 from storage.key_groups import KeyGroupRange
 from storage.model import MaterializationHandle, SegmentHandle, SegmentKind
@@ -60,12 +60,13 @@ def truncate(view: StateView, made: Iterable[MaterializationHandle]) -> StateVie
 
 def without_consumed(view: StateView, operators: Iterable[OperatorInfo]) -> StateView:
     """
-    Return the state without the output that sinks have published, and without rows set aside that have run.
+    Return the state without published output of sinks, rows set aside that have run, and state of removed operators.
 
     It is the same object if there is nothing of the kind.
     """
     beside = {operator.name: operator for operator in operators if not operator.has_table}
     waiting = {name: {(r.checkpoint_id, r.key_groups) for r in info.set_aside} for name, info in beside.items()}
+    removed = {name for name, info in beside.items() if info.kind == REMOVED}
 
     def is_consumed(segment: SegmentHandle) -> bool:
         operator = beside.get(segment.entry.id.operator)
@@ -77,7 +78,9 @@ def without_consumed(view: StateView, operators: Iterable[OperatorInfo]) -> Stat
         return (checkpoint_id, segment.entry.key_groups) not in waiting[operator.name]
 
     log = [segment for segment in view.log if not is_consumed(segment)] if beside else view.log
-    return view if len(log) == len(view.log) else StateView(view.materializations, log)
+    tables = tuple(handle for handle in view.materializations if handle.operator not in removed)
+    is_same = (len(log), len(tables)) == (len(view.log), len(view.materializations))
+    return view if is_same else StateView(tables, log)
 
 
 def would_count(view: StateView, handle: MaterializationHandle) -> bool:

@@ -68,6 +68,7 @@ from dstl_service.wire.tokens import TOKEN_CHARS_MAX, parse_tokens
 from dstl_service.wire.values import (
     BRANCH_GENERATIONS,
     CLOSED_SINK,
+    REMOVED,
     SET_ASIDE,
     SET_ASIDE_MAX,
     SET_ASIDE_SUFFIX,
@@ -92,6 +93,7 @@ __all__ = [
     "NOTE_CHARS_MAX",
     "NOTE_OPERATOR",
     "REFS_MAX",
+    "REMOVED",
     "SET_ASIDE",
     "SET_ASIDE_MAX",
     "SET_ASIDE_SUFFIX",

@@ -30,6 +30,9 @@ SINK, CLOSED_SINK = "sink", "closed-sink"
 SET_ASIDE = "set-aside"
 """Kind of an operator that holds the rows which another operator's partitions have set aside."""
 
+REMOVED = "removed"
+"""Kind of an operator that the query no longer has, and whose state was given up; no other table gets its name."""
+
 SET_ASIDE_SUFFIX = ".set-aside"
 """What its name adds to that of the operator."""
 
@@ -144,6 +147,9 @@ class OperatorInfo:
     its changes are the output that a sink publishes once the checkpoint exists, and its parallelism is the number of
     slots. The sink has published everything up to checkpoint `published`, maybe more.
     One of kind ``set-aside`` has no table either: its changes are the rows that `set_aside` lists, oldest first.
+
+    `name` is that of the operator's table, in stored objects and local folders: the one that the operator had at first.
+    If the query calls it otherwise, `called` is its present name; `renamed_from` the one before it.
     """
 
     name: Name
@@ -157,6 +163,13 @@ class OperatorInfo:
     set_aside: Annotated[list[RowsSetAside], Limits(max_length=SET_ASIDE_MAX, fail_fast=True)] = field(
         default_factory=list
     )
+    called: Name | None = None
+    renamed_from: Name | None = None
+
+    @property
+    def label(self) -> str:
+        """Its name in the query."""
+        return self.called or self.name
 
     @property
     def is_sink(self) -> bool:
@@ -166,7 +179,7 @@ class OperatorInfo:
     @property
     def has_table(self) -> bool:
         """Whether its changes are state; else they have no keys to merge by, and wait to be read once."""
-        return not self.is_sink and self.kind != SET_ASIDE
+        return not self.is_sink and self.kind not in (SET_ASIDE, REMOVED)
 
 
 @dataclass(frozen=True, slots=True)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import random
 import signal
@@ -21,6 +22,7 @@ from dstl_service.registry.job_store import JobStore
 from loadtest.chaos.jumping_clock import HOUR_MS, ClockOffset
 from storage.clock import SystemClock, SystemIds
 from storage.open import open_store
+from tests.e2e.chaos_program import FORK
 from tests.sidecars import sidecars_of
 from tests.waiting import wait_until
 
@@ -242,6 +244,28 @@ def kill_driver_with_waiting_rows(scene: Scene, job: str) -> bool:
     return not scene.done(job).exists() and kill_driver(scene, job)
 
 
+def fork(scene: Scene, job: str) -> bool:
+    """Fork the running job at its newest checkpoint; the fork runs when the job is done."""
+    name, folder = f"{job}{FORK}", scene.folder / f"{job}{FORK}"
+
+    def has_checkpoint() -> bool:
+        jobs = JobStore(open_store(scene.storage), job, SystemClock(), SystemIds())
+        return scene.done(job).exists() or (jobs.exists() and jobs.newest() is not None)
+
+    wait_until(has_checkpoint, _SET_BACK_TIMEOUT_S, "a checkpoint to fork")
+    if scene.done(job).exists():
+        return False
+    command = [sys.executable, "-m", "dstl_service", "fork", "--storage", scene.storage, job, name]
+    subprocess.run(command, check=True, capture_output=True, timeout=_SET_BACK_TIMEOUT_S)
+    folder.mkdir()
+    options = json.loads((scene.folder / job / "options.json").read_text(encoding="utf-8"))
+    options["fork_location"] = str(scene.folder / job / "chk")
+    (folder / "options.json").write_text(json.dumps(options), encoding="utf-8")
+    (folder / "met").touch()
+    (folder / "hold").write_text("0", encoding="utf-8")  # last: it makes the program run the fork
+    return True
+
+
 EVENTS: dict[str, Callable[[Scene, str], bool]] = {
     "driver killed": kill_driver,
     "executor killed": partial(kill_process, "executor"),
@@ -255,7 +279,7 @@ EVENTS: dict[str, Callable[[Scene, str], bool]] = {
 """Events for a running job, by name; a function returns whether its event took place."""
 
 WAITING = "driver killed while rows wait"
-EVENTS_OF_MODES = {**EVENTS, "rescaled": rescale, WAITING: kill_driver_with_waiting_rows}
+EVENTS_OF_MODES = {**EVENTS, "rescaled": rescale, "forked": fork, WAITING: kill_driver_with_waiting_rows}
 """Those for jobs with modes of failover and standbys."""
 
 

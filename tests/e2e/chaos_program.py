@@ -9,6 +9,8 @@ A job with ``<job>/options.json`` has these options of the backend. Its last fil
 run that is exact and so runs all rows that wait; ``<job>/waiting`` says how many did after the newest batch, and with
 ``waiting`` in ``<job>/hold`` it holds when some do. A number in ``<job>/rescale`` is the parallelism that it is to have
 from now on. ``groups.json`` has the key group of each key.
+
+The fork of a job, with the folder ``<job>-fork``, runs after it, over the same input.
 """
 
 from __future__ import annotations
@@ -28,6 +30,8 @@ from tools.spark_session import EXECUTORS_DIE, TWO_EXECUTORS, start_session
 
 OPERATOR = "Totals"
 MAX_PARALLELISM = 128
+FORK = "-fork"
+"""What the name of a job's fork adds to that of the job."""
 HELD_BACK = "last.json"
 """The file that a job with options gets last, before it has its name in the folder of the input."""
 
@@ -44,8 +48,10 @@ def main() -> None:
     settings = {**EXECUTORS_DIE, "driver.memory": "1g", **options.settings}
     spark = start_session("dstl-chaos", settings, master=options.master, folder=options.folder, log_level="ERROR")
     for job in options.jobs:
-        if not (options.folder / job / "done").exists():
-            run(spark, options, job)
+        for name in (job, f"{job}{FORK}"):
+            folder = options.folder / name
+            if (folder / "hold").exists() and not (folder / "done").exists():
+                run(spark, options, name)
 
 
 def run(spark: SparkSession, options: argparse.Namespace, job: str) -> None:
@@ -58,7 +64,11 @@ def run(spark: SparkSession, options: argparse.Namespace, job: str) -> None:
     backend = ChangelogStateBackend(options.storage, job=job, patience_s=8, **given)
     backend.on_progress(lambda progress: note_waiting(folder, progress))
     totals = backend.transform_with_state(
-        read_input(spark, folder / "in").groupBy("k"), Totals(pause_s=0.01), OUTPUT, "Update", "None"
+        read_input(spark, options.folder / job.removesuffix(FORK) / "in").groupBy("k"),
+        Totals(pause_s=0.01),
+        OUTPUT,
+        "Update",
+        "None",
     )
 
     hold = (folder / "hold").read_text(encoding="utf-8")

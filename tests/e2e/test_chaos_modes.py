@@ -3,9 +3,10 @@ Modes of failover, standbys and rescales while processes die, hang or get a wron
 
 Steps: as in `test_chaos`, but on a cluster of three hosts, each with a local folder of its own. Each job's mode, its
 patience, whether its tables have copies, its parallelism and the event that meets it are drawn from the seed; among the
-events are a change of parallelism, and a driver that is killed while rows wait in the log. At the end all output and
-the stored state are compared with those of an undisturbed computation: with ``exact`` and ``deferred`` they are equal,
-with ``bounded-loss`` they are those without exactly the rows that the job lists as lost.
+events are a change of parallelism, a fork, and a driver that is killed while rows wait in the log. At the end all
+output and the stored state are compared with those of an undisturbed computation: with ``exact`` and ``deferred`` they
+are equal, with ``bounded-loss`` they are those without exactly the rows that the job lists as lost. A fork, which runs
+over the rest of the input when its parent has ended, has the state of an undisturbed job from its checkpoint on.
 
 DSTL_CHAOS_SEED repeats a run, DSTL_CHAOS_RUNS sets the number of jobs; ``make chaos`` is the long form.
 """
@@ -29,7 +30,7 @@ from loadtest.chaos.jumping_clock import ClockOffset
 from storage.clock import SystemClock, SystemIds
 from storage.open import open_store
 from tests.e2e.chaos_events import EVENTS_OF_MODES, WAITING, Scene, clock_environment, wait_for
-from tests.e2e.chaos_program import HELD_BACK
+from tests.e2e.chaos_program import FORK, HELD_BACK
 from tests.e2e.support import expected_output, expected_state, random_input, stored_totals, write_input
 from tests.e2e.test_chaos import Rows, executed_batches
 from tests.sidecars import end_sidecars
@@ -132,12 +133,32 @@ def test_modes_lose_what_they_list(scene: Scene, monkeypatch: pytest.MonkeyPatch
         (scene.folder / name / "met").touch()
         wait_for(scene.program, scene.done(name))
         lost = lost_rows(scene, name)
+        if (scene.folder / f"{name}{FORK}").exists():
+            wait_for(scene.program, scene.done(f"{name}{FORK}"))
+            wrong += [(f"{name}{FORK}", job.options, job.event, what) for what in fork_differences(scene, name, job)]
         met += is_met
         wrong += [(name, job.options, job.event, what) for what in differences(scene, name, job, lost)]
         print(f"{name}: {job.options}, {job.event} {is_met}, {sum(entry.rows for entry in lost)} rows lost")
 
     assert wrong == []
     assert met >= RUNS * 0.6
+
+
+def fork_differences(scene: Scene, name: str, job: Job) -> list[str]:
+    """Return how a fork differs from its parent until it began, and from an undisturbed job since."""
+    store = JobStore(open_store(scene.storage), f"{name}{FORK}", SystemClock(), SystemIds())
+    store.open(None)
+    assert store.origin is not None
+    until = store.origin.checkpoint.id
+    lost = [entry for entry in lost_rows(scene, name) if entry.checkpoint_id <= until]
+    batches = executed_batches(scene.folder / name / "chk", job.files)[: until + 1]
+    rest = job.files[sum(map(len, batches)) // len(job.files[0]) :]
+    kept = [*without(scene, batches, lost), *rest]
+    findings = {
+        "losses": sorted(map(str, lost_rows(scene, f"{name}{FORK}"))) != sorted(map(str, lost)),
+        "state": stored_totals(scene.storage, f"{name}{FORK}") != expected_state(kept),
+    }
+    return [what for what, differs in findings.items() if differs]
 
 
 def lost_rows(scene: Scene, job: str) -> list[RowsSetAside]:
@@ -151,13 +172,8 @@ def lost_rows(scene: Scene, job: str) -> list[RowsSetAside]:
 
 def differences(scene: Scene, name: str, job: Job, lost: list[RowsSetAside]) -> list[str]:
     """Return how a job differs from an undisturbed one that never had the lost rows."""
-    groups = dict(map(tuple, json.loads((scene.folder / "groups.json").read_text(encoding="utf-8"))))
     batches = executed_batches(scene.folder / name / "chk", job.files)
-
-    def is_lost(batch: int, key: str | None) -> bool:
-        return any(entry.checkpoint_id == batch and entry.key_groups.contains(groups[key]) for entry in lost)
-
-    kept = [[row for row in rows if not is_lost(batch, row[0])] for batch, rows in enumerate(batches)]
+    kept = without(scene, batches, lost)
     files = [scene.folder / name / f"out-{batch}.json" for batch in range(len(batches))]
     output = [tuple(row) for file in files for row in json.loads(file.read_text(encoding="utf-8"))]
     wanted = [row for rows in expected_output(kept).values() for row in rows]
@@ -168,3 +184,13 @@ def differences(scene: Scene, name: str, job: Job, lost: list[RowsSetAside]) -> 
         "state": stored_totals(scene.storage, name) != expected_state(kept),
     }
     return [what for what, differs in findings.items() if differs]
+
+
+def without(scene: Scene, batches: list[Rows], lost: list[RowsSetAside]) -> list[Rows]:
+    """Return the rows of batches without the lost ones."""
+    groups = dict(map(tuple, json.loads((scene.folder / "groups.json").read_text(encoding="utf-8"))))
+
+    def is_lost(batch: int, key: str | None) -> bool:
+        return any(entry.checkpoint_id == batch and entry.key_groups.contains(groups[key]) for entry in lost)
+
+    return [[row for row in rows if not is_lost(batch, row[0])] for batch, rows in enumerate(batches)]

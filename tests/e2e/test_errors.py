@@ -20,8 +20,9 @@ from backend_client.service.job_session import JobSession, connect
 from backend_client.spark.api.plan import StatefulDataFrame
 from backend_client.spark.query import Query
 from backend_client.spark.start import checks
+from backend_client.spark.start.checks import StartOperators
+from backend_client.spark.start.operator_tables import assign_tables
 from dstl_service.cli import main
-from dstl_service.wire import OperatorInfo
 from storage.errors import ConflictError, DstlError, InvalidInputError
 from tests.e2e.support import (
     OUTPUT,
@@ -163,10 +164,12 @@ def test_spark_checkpoint_one_batch_behind(
     assert collected.batches == expected_output([FILES[0], FILES[1] + FILES[2]])
 
 
-def _unchecked(query: Query, *arguments: Any) -> list[OperatorInfo]:
+def _unchecked(query: Query, *arguments: Any) -> StartOperators:
     """Return a query's operators without the check of the Spark checkpoint."""
     latest, max_parallelism = arguments[1:]
-    return checks._operator_infos(query, latest, max_parallelism)
+    names = [operator.name for operator in query.operators]
+    tables = assign_tables(names, latest.operators if latest else None, query.settings)
+    return StartOperators(checks._operator_infos(query, tables, max_parallelism))
 
 
 def test_spark_checkpoint_set_back(make_backend: Backends, stream: DataFrame, tmp_path: Path) -> None:

@@ -13,7 +13,7 @@ from typing import Any
 
 import pyarrow.parquet as pq
 import pytest
-from pyspark.sql import SparkSession
+from pyspark.sql import DataFrame, SparkSession
 
 from backend_client import ChangelogStateBackend
 from backend_client.sinks.parquet import ParquetSink
@@ -38,12 +38,19 @@ class Queries:
         self._folder = folder
         self.storage = f"file://{folder / 'store'}"
 
-    def run(self, upto: int, job: str = "job", location: str | None = None, **options: Any) -> None:
-        """Run a job's query, one file per batch, over this many files."""
+    def run(
+        self,
+        upto: int,
+        job: str = "job",
+        location: str | None = None,
+        own: Callable[[DataFrame], DataFrame] = lambda stream: stream,
+        **options: Any,
+    ) -> None:
+        """Run a job's query, one file per batch, over this many files, after an operator of Spark's `own`."""
         write_input(self._folder / "in", FILES[:upto])
         backend = self._make(job, **options)
         result = backend.transform_with_state(
-            read_input(self._spark, self._folder / "in").groupBy("k"), Totals(), OUTPUT, "Update", "None"
+            own(read_input(self._spark, self._folder / "in")).groupBy("k"), Totals(), OUTPUT, "Update", "None"
         )
         (self._folder / "out" / job).mkdir(parents=True, exist_ok=True)
         writer = result.writeStream.sink(ParquetSink(f"file://{self._folder / 'out' / job}"), slots=1)
@@ -90,6 +97,9 @@ def test_fork_begins_where_its_parent_stood(
     fork["fork_location"] = str(queries.location("job"))
     with pytest.raises(InvalidInputError, match="use a new checkpointLocation"):
         queries.run(3, "fork", location="job", **fork)
+
+    with pytest.raises(InvalidInputError, match=r"Spark's own stateful operators \(Deduplicate\) before"):
+        queries.run(3, "fork", own=lambda stream: stream.dropDuplicates(["k", "v"]), **fork)
 
     queries.run(4, "fork", **fork)
     assert queries.totals("fork") == expected_state(FILES)

@@ -135,9 +135,7 @@ def test_nothing_due_costs_nothing(
 ) -> None:
     """If the watermark passes no timer, there is no second pass."""
     passes: list[Any] = []
-    monkeypatch.setattr(
-        "backend_client.spark.driver.driver.BatchRunner._second_pass", lambda *given: passes.append(given)
-    )
+    monkeypatch.setattr("backend_client.spark.driver.passes.Passes.second", lambda *given: passes.append(given))
     backend = make_backend()
     rows.put(5)
     rows.put(5)

@@ -31,6 +31,7 @@ from backend_client.spark.driver.kept_output import LOST_BLOCK
 from backend_client.spark.event_time import DELAY_KEY
 from backend_client.spark.own_session import own_session
 from backend_client.spark.private import frames, located, session, sinks
+from backend_client.spark.private.stream_plan import stateful_operators
 from storage.errors import InvalidInputError
 from tests.e2e.support import INPUT, read_input, write_input
 from tests.waiting import wait_until
@@ -219,6 +220,34 @@ def test_plan_names_its_nodes(spark: SparkSession, node: str, plan: Callable[[Da
 
     assert node in nodes
     assert nodes.get("Join") in (None, "RightOuter")
+
+
+@pytest.mark.parametrize(
+    ("found", "plan"),
+    [
+        ([], lambda stream: stream.where("v > 0").withColumn("k", F.upper("k"))),
+        ([], lambda stream: stream.join(stream.sparkSession.range(3).groupBy("id").count(), F.col("id") > 0)),
+        (["Aggregate"], lambda stream: stream.groupBy("k").count().select("k")),
+        (["Deduplicate"], lambda stream: stream.dropDuplicates(["k"])),
+        (["GlobalLimit"], lambda stream: stream.limit(3)),
+        (["Join", "Aggregate"], lambda stream: stream.join(stream.groupBy("k").count(), "k")),
+        (
+            ["FlatMapGroupsInPandasWithState"],
+            lambda stream: stream.groupBy("k").applyInPandasWithState(
+                _nothing, "k string", "n long", "update", "NoTimeout"
+            ),
+        ),
+    ],
+)
+def test_stateful_operators_of_spark_are_known(
+    stream: DataFrame, found: list[str], plan: Callable[[DataFrame], DataFrame]
+) -> None:
+    """Only what keeps state between batches of a stream is found; an aggregation of a table keeps none."""
+    assert stateful_operators(plan(stream)) == found
+
+
+def _nothing(key: object, frames: Iterable[pd.DataFrame], state: object) -> Iterator[pd.DataFrame]:
+    yield from frames
 
 
 def test_failed_jobs_are_known(spark: SparkSession) -> None:

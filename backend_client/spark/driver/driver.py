@@ -14,9 +14,9 @@ from __future__ import annotations
 import logging
 import threading
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable
 from contextlib import suppress
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from functools import partial
 from itertools import chain
 
@@ -27,34 +27,28 @@ from backend_client.progress import BatchProgress
 from backend_client.service.client import ServiceClient
 from backend_client.service.job_session import JobSession, connect
 from backend_client.service.keep_awake import kept_awake
-from backend_client.spark.batch import BatchContext, Receipt
-from backend_client.spark.driver.batch_times import BatchTimes, late_until_ms
-from backend_client.spark.driver.closing import SecondPass, second_pass
+from backend_client.spark.batch import BatchContext
+from backend_client.spark.driver.batch_times import BatchTimes
+from backend_client.spark.driver.closing import second_pass
 from backend_client.spark.driver.host_links import HostLinks
-from backend_client.spark.driver.initial_state import initial_rows, joined
-from backend_client.spark.driver.kept_output import KeptOutput
+from backend_client.spark.driver.passes import BatchTry, Passes
 from backend_client.spark.driver.pinning import Anchors, warn_of_failover
-from backend_client.spark.driver.placement import Pin, key_places, place, slots_placer
-from backend_client.spark.driver.receipts import checked, collect_receipts, progress_of
+from backend_client.spark.driver.placement import Pin, slots_placer
+from backend_client.spark.driver.receipts import progress_of
 from backend_client.spark.driver.repeating import helps_to_repeat
 from backend_client.spark.driver.rescaling import Rescaling
-from backend_client.spark.driver.stateless_steps import apply_steps, check_shippable, shipped_steps
 from backend_client.spark.driver.table_preparation import TablePreparer
-from backend_client.spark.failover.failover import BatchFailover, BatchMustWaitError, Failover
+from backend_client.spark.failover.failover import BatchMustWaitError, Failover
 from backend_client.spark.failover.restoring import Restoring
 from backend_client.spark.output.outputs import LostOutputError, Output, OutputPlan
-from backend_client.spark.own_session import no_rows
-from backend_client.spark.query import Operator, Query
-from backend_client.spark.session_settings import set_for
+from backend_client.spark.query import Query
 from backend_client.spark.shipping import Shipments
 from backend_client.spark.standby.standby import Standby
-from backend_client.spark.start.checks import check_start, is_done
+from backend_client.spark.start.checks import StartOperators, check_names, check_start, is_done
 from backend_client.spark.start.fork_start import find_or_fork, follow
 from backend_client.spark.start.spark_checkpoint import CheckpointLog
-from backend_client.spark.task.pandas_settings import PandasSettings
-from backend_client.spark.task.task import OperatorTask
-from backend_client.state.declared_states import ids_to_delete
-from dstl_service.wire import ChangeSetRef, CompleteRequest, OperatorInfo
+from backend_client.spark.stateless_steps import apply_steps, check_shippable, shipped_steps
+from dstl_service.wire import CompleteRequest
 from storage.errors import DstlError, LostChangesError, UnavailableError
 
 logger = logging.getLogger("backend_client")
@@ -62,18 +56,10 @@ logger = logging.getLogger("backend_client")
 Report = Callable[[BatchProgress], None]
 
 
-@dataclass(frozen=True, slots=True)
-class _Work:
-    """One try of a batch: its context, Spark's offsets entry, and the outputs that are kept until it ends."""
-
-    context: BatchContext
-    offsets: str
-    failover: BatchFailover
-    kept: list[KeptOutput] = field(default_factory=list)
-
-
 class BatchRunner:
     """The function that Spark calls for every batch."""
+
+    passes_type = Passes
 
     def __init__(
         self,
@@ -83,11 +69,12 @@ class BatchRunner:
         report: Report,
         client: ServiceClient,
         session: JobSession,
-        infos: list[OperatorInfo],
+        start: StartOperators,
         shipments: Shipments,
     ) -> None:
-        self._operators = tuple(
-            replace(operator, steps=shipped_steps(operator.steps, shipments)) for operator in query.operators
+        operators = tuple(
+            replace(operator, name=info.name, steps=shipped_steps(operator.steps, shipments))
+            for operator, info in zip(query.operators, start.infos, strict=True)
         )
         self._final_steps = shipped_steps(query.steps, shipments)
         self._shipments = shipments
@@ -96,17 +83,20 @@ class BatchRunner:
         self._session = session
         self._settings = query.settings
         self._report = report
-        self._infos = infos
-        self._times = BatchTimes(query.spark, log.query_id, self._operators)
+        self._infos = start.infos
+        self._removed = start.removed
+        self._times = BatchTimes(query.spark, log.query_id, operators)
         self._anchors = Anchors.of(query.spark, query.settings.standby_replicas)
         self._anchors.acquire()
         self._standby = Standby(session, query.settings, self._anchors.hosts)
         prepare = TablePreparer(query.spark, session, query.settings, self._pin)
-        self._failover = Failover(query.settings, self._operators, session.max_parallelism, Restoring(prepare.prepare))
+        self._failover = Failover(query.settings, operators, session.max_parallelism, Restoring(prepare.prepare))
         self._links = HostLinks(query.spark, session, query.settings)
-        self.rescaling = Rescaling(infos, session.max_parallelism, prepare)
+        self.rescaling = Rescaling(start.infos, session.max_parallelism, prepare)
+        self._passes = self.passes_type(operators, session, self._times, shipments, self._standby, lambda: self._pin)
         place_slots = slots_placer(query.spark, self._pin)
         self.output: Output = output.open(query.settings, session, shipments, place_slots, log.given_up())
+        check_names([*start.infos, *self.output.operators, *start.removed])
 
     @classmethod
     def open(cls, query: Query, output: OutputPlan, log: CheckpointLog, report: Report) -> BatchRunner:
@@ -129,9 +119,9 @@ class BatchRunner:
                 check_start(query, log, known.latest, known.max_parallelism)
             output.check(settings, known, shipments)
             session = JobSession.open(client, settings)
-            infos = check_start(query, log, session.latest, session.max_parallelism)
+            start = check_start(query, log, session.latest, session.max_parallelism)
             follow(query.spark, log, session.latest, settings)
-            return cls(query, output, log, report, client, session, infos, shipments)
+            return cls(query, output, log, report, client, session, start, shipments)
         except BaseException:
             shipments.close()
             client.close()
@@ -208,21 +198,20 @@ class BatchRunner:
             standby=self._standby.plan(self._infos),
             time=at,
         )
-        work = _Work(context, offsets, failover)
-        inputs: list[DataFrame] = []
+        work = BatchTry(context, offsets, self._infos, failover)
         started = time.perf_counter()
         try:
-            frame, receipts = self._first_pass(frame, work, inputs)
+            frame, receipts = self._passes.first(frame, work)
             closed_ms, seen_ms = self._times.closed_ms(context.time)
             closing = second_pass(context.time, seen_ms, receipts)
             if closing is not None:
-                more, others = self._second_pass(inputs, work, closing)
+                more, others = self._passes.second(work, closing)
                 frame, receipts = frame.unionAll(more), receipts + others
             failover.close(seen_ms)
             frame = apply_steps(self._final_steps, frame, offsets)
             refs = [*(ref for receipt in receipts for ref in receipt.refs), *failover.refs]
             refs += self.output.log(frame, context)
-            infos = [*self._infos, *failover.companions, *self.output.operators]
+            infos = [*self._infos, *failover.companions, *self.output.operators, *self._removed]
             snapshots = [receipt.materialized for receipt in receipts if receipt.materialized is not None]
             plan = session.plan(refs, infos, self._log.query_id() or "", offsets, snapshots, closed_ms)
             self._flush(batch_id, plan)
@@ -244,99 +233,12 @@ class BatchRunner:
         progress = replace(progress, unpublished=unpublished, rows_waiting=waiting, rows_lost=lost)
         return self._standby.heard(receipts, progress)
 
-    def _first_pass(self, frame: DataFrame, work: _Work, inputs: list[DataFrame]) -> tuple[DataFrame, list[Receipt]]:
-        """Run the rows through all operators; append each operator's input, before its steps, to `inputs`."""
-        receipts: list[Receipt] = []
-        for operator, info in zip(self._operators, self._infos, strict=True):
-            inputs.append(frame)
-            frame, accepted = self._computed(operator, info, frame, work)
-            receipts += work.failover.took(info, accepted)
-        return frame, receipts
-
-    def _second_pass(
-        self, inputs: Sequence[DataFrame], work: _Work, closing: SecondPass
-    ) -> tuple[DataFrame, list[Receipt]]:
-        """Run the operators in which something is due again, and all operators after them."""
-        work = replace(work, context=replace(work.context, time=closing.time, is_second_pass=True))
-        receipts: list[Receipt] = []
-        frame: DataFrame | None = None
-        for operator, info, earlier in zip(self._operators, self._infos, inputs, strict=True):
-            if frame is None and operator.name not in closing.due:
-                continue
-            if frame is None:
-                frame = no_rows(earlier)
-            frame, accepted = self._computed(operator, info, frame, work, closing)
-            work.failover.took_again(info, accepted)
-            receipts += accepted
-        assert frame is not None
-        return frame, receipts
-
-    def _computed(
-        self,
-        operator: Operator,
-        info: OperatorInfo,
-        frame: DataFrame,
-        work: _Work,
-        closing: SecondPass | None = None,
-    ) -> tuple[DataFrame, list[Receipt]]:
-        """Run an operator and keep its output; return the output and its receipts."""
-        earlier = {} if closing is None else closing.earlier[operator.name]
-        with set_for(frame.sparkSession, operator):
-            rows = self._run_operator(operator, info, apply_steps(operator.steps, frame, work.offsets), work, earlier)
-            output = KeptOutput(rows, self._standby.output_replicas)
-            work.kept.append(output)
-            accepted = collect_receipts(output.frame, info)
-            return checked(output.frame, accepted), accepted
-
     def _flush(self, batch_id: int, plan: CompleteRequest) -> None:
         """Start the upload of the operators' changes, if the coordinator is up; `complete` waits for it anyway."""
         try:
             self._session.flush(batch_id, plan)
         except UnavailableError as error:
             logger.warning("the upload of batch %d could not start early, it starts at complete: %s", batch_id, error)
-
-    def _run_operator(
-        self,
-        operator: Operator,
-        info: OperatorInfo,
-        frame: DataFrame,
-        work: _Work,
-        earlier: Mapping[int, Sequence[ChangeSetRef]],
-    ) -> DataFrame:
-        context, latest = work.context, self._session.latest
-        max_parallelism = self._session.max_parallelism
-        stored = {known.name: known.states for known in latest.operators} if latest else {}
-        is_new = operator.name not in stored and not context.is_second_pass
-        initial = operator.initial if is_new else None
-        row_names, initial_of_task = tuple(frame.columns), None
-        if initial is not None:
-            initial_of_task = initial_rows(initial, len(operator.key_columns), row_names)
-            operator, frame = joined(initial, operator, frame)
-        # The first pass deletes; the second sees the deletions.
-        deleted = ids_to_delete(stored.get(operator.name, {}), info.states, operator.recreated_states)
-        task = OperatorTask(
-            operator=operator.name,
-            processor=self._shipments.parcel(operator.processor),
-            states=info.states,
-            key_schema=info.key_schema,
-            key_places=key_places(operator),
-            row_names=row_names,
-            output=operator.output_schema,
-            parallelism=info.parallelism,
-            max_parallelism=max_parallelism,
-            batch=context,
-            pandas=PandasSettings.of(frame.sparkSession) if operator.pandas else None,
-            time_mode=operator.time_mode,
-            fires_first=self._times.fires_first(operator, context),
-            initial=initial_of_task,
-            deleted=() if context.is_second_pass else deleted,
-            earlier=earlier,
-            failover=work.failover.for_second_pass(info, context.time.watermark_ms)
-            if context.is_second_pass and context.time is not None
-            else work.failover.for_tasks(info, can_stall=stored.keys() >= {operator.name} and not deleted),
-        )
-        placed = place(operator, frame, info.parallelism, max_parallelism, self._pin, late_until_ms(operator, context))
-        return placed.mapInArrow(task.__call__, task.output_schema())
 
     @property
     def _pin(self) -> Pin | None:

@@ -28,7 +28,7 @@ def collect_receipts(output: DataFrame, info: OperatorInfo) -> list[Receipt]:
     receipts = sorted(map(Receipt.from_json, texts), key=lambda receipt: receipt.partition)
     if [receipt.partition for receipt in receipts] != list(range(info.parallelism)):
         raise InternalError(
-            f"operator {info.name!r} returned receipts of partitions {[receipt.partition for receipt in receipts]} "
+            f"operator {info.label!r} returned receipts of partitions {[receipt.partition for receipt in receipts]} "
             f"instead of 0..{info.parallelism - 1}"
         )
     return receipts

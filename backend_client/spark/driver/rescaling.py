@@ -25,7 +25,7 @@ logger = logging.getLogger("backend_client")
 PASSES = 2
 
 Prepare = Callable[[str, int], Iterable[object]]
-"""Returns the steps that make the tables of an operator ready for a parallelism; each step blocks."""
+"""Returns the steps that make the tables of an operator, by their name, ready for a parallelism; each step blocks."""
 
 
 class Rescaling:
@@ -33,13 +33,14 @@ class Rescaling:
     The requests to change the parallelism of a query's operators. Thread-safe.
 
     Args:
-        infos: The query's operators.
+        infos: The query's operators; requests name them as the query does.
         max_parallelism: The job's number of key groups.
         prepare: Prepares tables; runs in a thread of its own, once at a time.
     """
 
     def __init__(self, infos: Sequence[OperatorInfo], max_parallelism: int, prepare: Prepare) -> None:
-        self._current = {info.name: info.parallelism for info in infos}
+        self._current = {info.label: info.parallelism for info in infos}
+        self._tables = {info.label: info.name for info in infos}
         self._max_parallelism = max_parallelism
         self._prepare = prepare
         self._lock = threading.Lock()
@@ -101,7 +102,7 @@ class Rescaling:
                     self._current[operator],
                 )
             self._current.update(ready)
-            return [replace(info, parallelism=self._current[info.name]) for info in infos]
+            return [replace(info, parallelism=self._current[info.label]) for info in infos]
 
     def close(self) -> None:
         """Accept no request any more; a running preparation ends after its current step."""
@@ -117,8 +118,9 @@ class Rescaling:
                     self._worker = None
                     return
                 operator, parallelism = next(iter(self._wanted.items()))
+            table = self._tables[operator]
             try:
-                for step in chain.from_iterable(self._prepare(operator, parallelism) for _ in range(PASSES)):
+                for step in chain.from_iterable(self._prepare(table, parallelism) for _ in range(PASSES)):
                     logger.debug("tables of operator %s are prepared: %s", operator, step)
                     if self._wanted.get(operator) != parallelism:
                         break

@@ -317,15 +317,17 @@ class BatchFailover:
         lost, run = self._lost(name), sum(receipt.rows for receipt in self._receipts[name])
         if not known.losses.allows(self._now_s, run, lost):
             raise BatchMustWaitError(
-                f"{lost} rows of operator {name} would be lost, and with those of the last minute more than "
-                f"max_lost_fraction={settings.max_lost_fraction:g} of its rows"
+                f"{lost} rows of operator {self._infos[name].label} would be lost, and with those of the last minute "
+                f"more than max_lost_fraction={settings.max_lost_fraction:g} of its rows"
             )
         if size_bytes(self._after.values()) > settings.max_deferred_bytes:
             raise BatchMustWaitError(
                 f"deferred rows would take more than max_deferred_bytes={settings.max_deferred_bytes}"
             )
         if len(self._after[name]) > SET_ASIDE_MAX:
-            raise BatchMustWaitError(f"rows of operator {name} would wait in more than {SET_ASIDE_MAX} parts")
+            raise BatchMustWaitError(
+                f"rows of operator {self._infos[name].label} would wait in more than {SET_ASIDE_MAX} parts"
+            )
 
     def _lost(self, name: str) -> int:
         if self._query.settings.failover != BOUNDED_LOSS:

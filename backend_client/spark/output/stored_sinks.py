@@ -23,8 +23,12 @@ def closed_sinks(
 
     Raises:
         InvalidInputError: Output of one may be unpublished, and the user did not give it up; or the query's sink was of
-            another kind.
+            another kind, or has the name of an operator's table.
     """
+    if latest is not None and any(info.name == name and not info.is_sink for info in latest.operators):
+        raise InvalidInputError(
+            f"the job has, or had, state of an operator under the name {name!r}: give the sink another one, name=…"
+        )
     closed = []
     for stored in stored_sinks(latest).values():
         assert latest is not None

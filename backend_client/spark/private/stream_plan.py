@@ -14,13 +14,46 @@ from typing import Any, TypeVar
 
 from py4j.protocol import Py4JError
 from pyspark.errors import PySparkException
-from pyspark.sql import SparkSession
+from pyspark.sql import DataFrame, SparkSession
 
 from backend_client.source_watermark import PlanNode
 
 logger = logging.getLogger("backend_client")
 
 _T = TypeVar("_T")
+
+
+_STATEFUL = frozenset(
+    {
+        "Aggregate",
+        "Deduplicate",
+        "DeduplicateWithinWatermark",
+        "Distinct",
+        "FlatMapGroupsInPandasWithState",
+        "FlatMapGroupsWithState",
+        "GlobalLimit",
+        "TransformWithState",
+        "TransformWithStateInPandas",
+        "TransformWithStateInPySpark",
+    }
+)
+"""Spark's logical operators that have state if they read a stream; so has a join of two streams."""
+
+
+def stateful_operators(frame: DataFrame) -> list[str]:
+    """Return the names of Spark's own operators with state in a streaming DataFrame's plan, from the top down."""
+    found: list[str] = []
+    seen: Any = frame
+    nodes = [seen._jdf.queryExecution().analyzed()]
+    while nodes:
+        node = nodes.pop()
+        name, children = str(node.nodeName()), node.children()
+        inputs = [children.apply(number) for number in range(children.size())]
+        streams = [child for child in inputs if child.isStreaming()]
+        if (name in _STATEFUL and streams) or (name == "Join" and len(streams) > 1):
+            found.append(name)
+        nodes += reversed(streams)
+    return found
 
 
 class StreamPlan:

@@ -8,15 +8,18 @@ it, for what was stored in between.
 from __future__ import annotations
 
 import json
-from dataclasses import replace
+from collections import Counter
+from collections.abc import Iterable
+from dataclasses import dataclass, replace
 
 from backend_client.settings import BackendSettings
 from backend_client.spark.columnar_plan import ColumnarPlan
 from backend_client.spark.query import Operator, Query
 from backend_client.spark.start.failover_checks import check_failover
-from backend_client.spark.start.fork_start import check_fork, is_at_fork
+from backend_client.spark.start.fork_start import check_fork, check_fork_input, is_at_fork
 from backend_client.spark.start.idle_ticks import check_idle_ticks
 from backend_client.spark.start.operator_modes import COLUMNS, ROWS, check_modes
+from backend_client.spark.start.operator_tables import OperatorTables, assign_tables
 from backend_client.spark.start.planned_batch import is_same_plan
 from backend_client.spark.start.spark_checkpoint import CheckpointLog
 from backend_client.state.declared_states import merge_states
@@ -26,9 +29,23 @@ from storage.errors import ConflictError, InvalidInputError
 from storage.key_groups import check_parallelism
 
 
+@dataclass(frozen=True, slots=True)
+class StartOperators:
+    """
+    The operators with which a query starts.
+
+    Args:
+        infos: The query's own, in its order.
+        removed: The entries of operators that it no longer has.
+    """
+
+    infos: list[OperatorInfo]
+    removed: tuple[OperatorInfo, ...] = ()
+
+
 def check_start(
     query: Query, log: CheckpointLog, latest: CheckpointInfo | None, max_parallelism: int
-) -> list[OperatorInfo]:
+) -> StartOperators:
     """
     Return the query's operators, merged with what the newest checkpoint records of them.
 
@@ -40,13 +57,22 @@ def check_start(
 
     Raises:
         InvalidInputError: The Spark checkpoint belongs to another query; a key, a state schema or a mode differs; or
-            an operator with stored state is missing.
+            an operator with stored state is missing; see `assign_tables`.
         ConflictError: The Spark checkpoint and the state have diverged.
     """
-    check_failover(query, latest)
-    infos = _operator_infos(query, latest, max_parallelism)
+    names = [operator.name for operator in query.operators]
+    tables = assign_tables(names, latest.operators if latest else None, query.settings)
+    check_failover(query, latest, tables.names)
+    infos = _operator_infos(query, tables, max_parallelism)
     _check_checkpoint(query, log, latest)
-    return infos
+    return StartOperators(infos, tables.removed)
+
+
+def check_names(infos: Iterable[OperatorInfo]) -> None:
+    """Raise `InvalidInputError` if a sink has the name of an operator's table, which may be new and have a number."""
+    for name, number in Counter(info.name for info in infos).items():
+        if number > 1:
+            raise InvalidInputError(f"an operator has its state under the name {name!r}: give the sink another name")
 
 
 def _check_checkpoint(query: Query, log: CheckpointLog, latest: CheckpointInfo | None) -> None:
@@ -63,6 +89,7 @@ def _check_checkpoint(query: Query, log: CheckpointLog, latest: CheckpointInfo |
             )
         return
     if is_at_fork(latest):
+        check_fork_input(query.source, settings)
         check_fork(log, latest, settings)
         return
     if query_id is None:
@@ -135,32 +162,17 @@ def _or_rewind(settings: BackendSettings, batch_id: int | None) -> str:
     return f", or rewind the state as well: {command}"
 
 
-def _operator_infos(query: Query, latest: CheckpointInfo | None, max_parallelism: int) -> list[OperatorInfo]:
-    found = {info.name: info for info in latest.operators} if latest else {}
-    stored = {name: info for name, info in found.items() if info.has_table}
-    for operator in query.operators:
-        if operator.name in found.keys() - stored.keys():
-            raise InvalidInputError(
-                f"job {query.settings.job!r} has a sink or rows set aside under the name {operator.name!r}; rename the "
-                "operator"
-            )
-    missing = stored.keys() - {operator.name for operator in query.operators}
-    if missing:
-        raise InvalidInputError(
-            f"job {query.settings.job!r} has state of the operator(s) {', '.join(sorted(missing))}, which this "
-            "query does not have: give the operators their former names (name=…), or use another job name"
-        )
+def _operator_infos(query: Query, tables: OperatorTables, max_parallelism: int) -> list[OperatorInfo]:
     default = query.settings.parallelism
     if default is None:
         default = min(query.spark.sparkContext.defaultParallelism, max_parallelism)
-    return [
-        _operator_info(operator, stored.get(operator.name), default, max_parallelism) for operator in query.operators
-    ]
+    return [_operator_info(operator, tables, default, max_parallelism) for operator in query.operators]
 
 
 def _operator_info(
-    operator: Operator, known: OperatorInfo | None, parallelism_default: int, max_parallelism: int
+    operator: Operator, tables: OperatorTables, parallelism_default: int, max_parallelism: int
 ) -> OperatorInfo:
+    known = tables.stored.get(operator.name)
     parallelism = parallelism_default if operator.parallelism is None else operator.parallelism
     check_parallelism(parallelism, max_parallelism)
     is_columnar = isinstance(operator.processor, ColumnarPlan)
@@ -171,6 +183,8 @@ def _operator_info(
         if isinstance(operator.processor, ColumnarPlan):
             operator.processor.check_stored(operator.name, known.states)
     info = replace(info, states=merge_states(operator.name, known.states if known else {}, operator.states))
+    table = tables.names[operator.name]
+    info = replace(info, name=table, called=None if table == operator.name else operator.name)
     if known is None:
         return info
     difference = key_difference(json.loads(known.key_schema), json.loads(info.key_schema))
@@ -179,4 +193,4 @@ def _operator_info(
             f"the key of operator {operator.name!r} {difference}; "
             "an operator's key cannot change: group by the columns that it was started with, or use another job name"
         )
-    return replace(info, key_schema=known.key_schema)
+    return replace(info, key_schema=known.key_schema, renamed_from=known.renamed_from)

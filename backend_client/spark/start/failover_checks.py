@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
 from backend_client.batch_time import TimeMode
 from backend_client.failover.set_aside_entries import companion_of, waiting_of, without_lost
 from backend_client.settings import EXACT, FORGET
@@ -11,35 +13,41 @@ from dstl_service.wire import CheckpointInfo, validate_operator
 from storage.errors import InvalidInputError
 
 
-def check_failover(query: Query, latest: CheckpointInfo | None) -> None:
+def check_failover(query: Query, latest: CheckpointInfo | None, tables: Mapping[str, str]) -> None:
     """
     Check that the query's failover mode fits its operators, and that it can run the rows that wait for it.
+
+    Args:
+        query: The query.
+        latest: The newest checkpoint.
+        tables: The names of the operators' tables.
 
     Raises:
         InvalidInputError: It does not, or they have other columns than the query's rows.
     """
-    names, settings = {operator.name for operator in query.operators}, query.settings
+    names, settings = {*tables.values()}, query.settings
     for operator in query.operators:
-        if companion_of(operator.name) in names:
+        companion = companion_of(tables[operator.name])
+        if companion in names:
             raise InvalidInputError(
-                f"operator {companion_of(operator.name)!r} has the name under which rows of operator {operator.name!r} "
+                f"operator {companion!r} has the name under which rows of operator {operator.name!r} "
                 "are set aside: give it another name (name=…)"
             )
         if settings.failover != EXACT:
-            validate_operator(companion_of(operator.name))
+            validate_operator(companion)
     if settings.failover != EXACT and len(query.operators) > 1 and any(map(_uses_watermark, query.operators)):
         raise InvalidInputError(
             f"failover={settings.failover!r} is not possible with several operators of which one uses event time: rows "
             "that the first one runs later would be late in the next one. Use failover='exact', or a query for each"
         )
-    _check_waiting(query, latest)
+    _check_waiting(query, latest, tables)
 
 
-def _check_waiting(query: Query, latest: CheckpointInfo | None) -> None:
+def _check_waiting(query: Query, latest: CheckpointInfo | None, tables: Mapping[str, str]) -> None:
     waiting = waiting_of(latest)
     stored = {info.name: info.key_schema for info in latest.operators} if latest else {}
     for operator in query.operators:
-        companion, columns = companion_of(operator.name), operator.input_schema.simpleString()
+        companion, columns = companion_of(tables[operator.name]), operator.input_schema.simpleString()
         entries = waiting.get(companion, ())
         rows = sum(entry.rows for entry in (without_lost(entries) if query.settings.lost_rows == FORGET else entries))
         if rows and stored[companion] != columns:

@@ -7,11 +7,12 @@ say all. A source that numbers files keeps a log of them in Spark's checkpoint: 
 
 from __future__ import annotations
 
-from pyspark.sql import SparkSession
+from pyspark.sql import DataFrame, SparkSession
 
 from backend_client.service.client import ServiceClient
 from backend_client.service.job_session import JobSession
 from backend_client.settings import BackendSettings
+from backend_client.spark.private.stream_plan import stateful_operators
 from backend_client.spark.start.spark_checkpoint import CheckpointLog
 from dstl_service.wire import CheckpointInfo, JobInfo, source_offsets
 from storage.errors import ConflictError, InvalidInputError
@@ -47,6 +48,22 @@ def find_or_fork(client: ServiceClient, settings: BackendSettings) -> JobInfo | 
 def is_at_fork(latest: CheckpointInfo) -> bool:
     """Return whether the newest checkpoint is the one with which a fork began."""
     return latest.base is None and latest.forked_from is not None
+
+
+def check_fork_input(source: DataFrame, settings: BackendSettings) -> None:
+    """
+    Check what the first operator of a fork that has had no batch yet reads.
+
+    Raises:
+        InvalidInputError: Spark's own operators with state are in it; a manifest does not contain that.
+    """
+    if own := stateful_operators(source):
+        raise InvalidInputError(
+            f"job {settings.job!r} is a fork, and its query has Spark's own stateful operators ({', '.join(own)}) "
+            "before those of this backend: their state is in the checkpointLocation of the parent's query and cannot "
+            "be forked. Replace them by operators of this backend in both queries, or start a job without fork_of, "
+            "which reads its sources from their beginning"
+        )
 
 
 def check_fork(log: CheckpointLog, latest: CheckpointInfo, settings: BackendSettings) -> None:

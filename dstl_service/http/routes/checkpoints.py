@@ -8,7 +8,7 @@ from fastapi import APIRouter, status
 
 from dstl_service.http.acts import Acts
 from dstl_service.http.requests import CheckpointId, JobName, ServiceParts
-from dstl_service.wire import BeginResponse, CheckpointInfo, CompleteRequest, CompleteResponse, EpochRequest
+from dstl_service.wire import REMOVED, BeginResponse, CheckpointInfo, CompleteRequest, CompleteResponse, EpochRequest
 
 router = APIRouter(prefix="/v1/jobs/{job}/checkpoints", tags=["checkpoints"])
 
@@ -33,7 +33,7 @@ async def show_checkpoint(job: JobName, checkpoint_id: CheckpointId, parts: Serv
         "created_ms": info.created_ms,
         "query_id": info.query_id,
         "offsets": info.offsets,
-        "operators": {operator.name: operator.parallelism for operator in info.operators},
+        "operators": {item.label: item.parallelism for item in info.operators if item.kind != REMOVED},
         "segment_bytes": info.segment_bytes,
         "handles": handles,
     }

@@ -27,6 +27,14 @@ def test_settings_travel_to_tasks() -> None:
     assert len({settings, pickle.loads(pickle.dumps(settings))}) == 1
 
 
+def test_changes_of_operators_are_compared_whatever_their_form() -> None:
+    """As a mapping, or as the lists of a JSON document, they are the same settings, which hash."""
+    given = {"renamed": {"b": "c", "a": "d"}, "removed": ["y", "x"]}
+    read = {"renamed": [["a", "d"], ["b", "c"]], "removed": ("x", "y")}
+
+    assert len({BackendSettings.of("file:///s", "job", options) for options in (given, read)}) == 1
+
+
 @pytest.mark.parametrize(
     ("option", "hint"),
     [("paralelism", "did you mean 'parallelism'"), ("localdir", "'local_dir'"), ("zzz", "Known options")],
@@ -49,6 +57,14 @@ def test_arguments_are_not_options(option: str) -> None:
     "values",
     [
         {"storage": "/plain/path"},
+        {"renamed": {"a": "b", "b": "a"}},
+        {"renamed": {"a": "c", "b": "c"}},
+        {"renamed": {"a": "a"}},
+        {"renamed": {"a": "b/c"}},
+        {"renamed": {"a": "b"}, "removed": ["a"]},
+        {"renamed": 3},
+        {"removed": "name"},
+        {"removed": None},
         {"storage": "memory://x"},
         {"storage": "file://relative/path"},
         {"storage": "s3://"},

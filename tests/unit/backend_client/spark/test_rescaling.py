@@ -64,6 +64,21 @@ def test_batch_switches_after_both_passes() -> None:
     assert prepare.steps == [("one", 8)] * 2 * PASSES
 
 
+def test_renamed_operator_is_asked_for_by_its_present_name() -> None:
+    """What is prepared is its table, which keeps the first name."""
+    prepare = Preparation()
+    prepare.may_go_on.release(100)
+    renamed = [OperatorInfo("one", 2, "", {}, called="two"), OperatorInfo("two.2", 4, "", {}, called="one")]
+    rescaling = Rescaling(renamed, 128, prepare)
+    rescaling.follow({"two": 8})
+    wait_until(
+        lambda: [info.parallelism for info in rescaling.taken(renamed)] == [8, 4], what="the batch that switches"
+    )
+
+    assert prepare.steps == [("one", 8)] * 2 * PASSES
+    assert rescaling.parallelism == {"two": 8, "one": 4}
+
+
 def test_later_request_replaces_an_earlier_one() -> None:
     """A preparation that nobody wants any more ends after its step, and its number never counts."""
     prepare = Preparation()

@@ -25,7 +25,7 @@ from dstl_service.formats.manifest import Manifest, ManifestKind
 from dstl_service.registry.job_store import JobStore
 from dstl_service.repair.fsck import check_job
 from dstl_service.repair.rebuild import rebuild_registry
-from dstl_service.wire import CLOSED_SINK, SET_ASIDE, SINK, CheckpointRef, OperatorInfo, RowsSetAside
+from dstl_service.wire import CLOSED_SINK, REMOVED, SET_ASIDE, SINK, CheckpointRef, OperatorInfo, RowsSetAside
 from storage.errors import FencedError, InvalidInputError, NotFoundError
 from storage.local_store import LocalStore
 from storage.memory_store import MemoryStore
@@ -456,6 +456,27 @@ def test_offsets_are_beside_state_and_output(tmp_path: Path, capsys: pytest.Capt
     assert newest["sources"] == [{"in": {"0": 7, "1": 3}}, None, {"logOffset": 2}]
     assert main(["checkpoints", "--storage", store.url, "job"]) == 0
     assert capsys.readouterr().out.splitlines()[-1].endswith('output<=0  {"in":{"0":7,"1":3}} null {"logOffset":2}')
+
+
+def test_changed_operators_are_beside_the_checkpoint(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """An administrator sees how a query calls an operator, asks for its parallelism by that name, and what is gone."""
+    store = LocalStore(tmp_path)
+    driver = QueryDriver(store, 1)
+    operators = (
+        OperatorInfo("old", 2, "", {}, called="new", renamed_from="old"),
+        OperatorInfo("gone", 2, "", {}, kind=REMOVED),
+        OperatorInfo("gone.set-aside", 2, "", {}, kind=REMOVED),
+    )
+    driver.latest, _ = driver.jobs.create(replace(driver.request(), operators=operators))
+
+    assert main(["checkpoints", "--storage", store.url, "--json", "job"]) == 0
+    newest = json.loads(capsys.readouterr().out.splitlines()[-1])
+    assert (newest["renamed"], newest["removed"]) == ({"old": "new"}, ["gone"])
+    assert main(["checkpoints", "--storage", store.url, "job"]) == 0
+    assert "  renamed old->new  removed gone" in capsys.readouterr().out
+    assert driver.jobs.request_parallelism("new", 3)[1] == {"new": 3}
+    with pytest.raises(NotFoundError, match="no operator 'old'; its newest checkpoint has: new"):
+        driver.jobs.request_parallelism("old", 3)
 
 
 def test_rows_set_aside_are_those_of_the_target(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

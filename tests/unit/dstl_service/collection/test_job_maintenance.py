@@ -260,3 +260,24 @@ def test_settings_switch_compaction_off() -> None:
         _, payloads = job.life.restore(job.base)
 
     assert len(payloads) == 12
+
+
+def test_removed_operator_leaves_the_store(job: MaintainedJob) -> None:
+    """I11, I12: its objects are deleted once no retained checkpoint names them; those of a savepoint stay with it."""
+    operator = {"name": "op", "parallelism": 1, "key_schema": "{}", "states": {}}
+    gone = {**operator, "name": "gone"}
+    for checkpoint_id in range(6):
+        ref = job.life.append(encode_change_set({KEYS[0]: b"x"}), operator="gone", checkpoint_id=checkpoint_id)
+        job.base = job.life.complete(checkpoint_id, job.base, ref, operators=[operator, gone])
+        if checkpoint_id == 2:
+            assert job.life.client.put("/v1/jobs/job/savepoints/before", json={}).status_code == 200
+    kept = opened(job.store).savepoints.object_keys()
+    others = {*job.keys("segments")} - kept
+    for checkpoint_id in range(6, 50):
+        ref = job.life.append(encode_change_set({KEYS[1]: b"y"}), checkpoint_id=checkpoint_id)
+        operators = [operator, {**gone, "kind": "removed"}]
+        job.base = job.life.complete(checkpoint_id, job.base, ref, operators=operators)
+    wait_until(lambda: not others & {*job.keys("segments")}, what="the deletion of the removed operator's objects")
+
+    assert {key for key in kept if "/segments/" in key} <= {*job.keys("segments")}
+    assert job.restored(job.base) == {KEYS[1]: b"y"}

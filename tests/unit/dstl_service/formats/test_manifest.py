@@ -187,11 +187,12 @@ def test_states_without_history_are_written_as_before() -> None:
 
 
 def test_operators_without_modes_are_written_as_before() -> None:
-    """I15: an operator keeps its modes; one without stored modes is written as before, and is read."""
+    """I15: an operator keeps its modes and names; one without them is written as before, and is read."""
     before = OperatorInfo("op", 1, "{}", {})
     since = replace(before, time_mode="EventTime", output_mode="Append", kind="columns")
+    renamed = replace(before, called="other", renamed_from="former")
 
-    documents = operators_to_json([before, since])
+    documents = operators_to_json([before, since, renamed])
 
     assert documents[0].keys() == {"name", "parallelism", "key_schema", "states"}
-    assert operators_from_json(documents) == (before, since)
+    assert operators_from_json(documents) == (before, since, renamed)

@@ -15,7 +15,7 @@ from dstl_service.formats.under_way import (
     followed,
     uid_in_key,
 )
-from dstl_service.wire import CheckpointRef, OperatorInfo
+from dstl_service.wire import REMOVED, CheckpointRef, OperatorInfo
 from storage.errors import InvalidInputError
 from storage.key_groups import KeyGroupRange, key_group_range
 from storage.model import MaterializationHandle
@@ -61,6 +61,11 @@ def test_newer_announcement_of_a_table_replaces_the_older() -> None:
     """A table has one snapshot under way; a dead process's entry is dropped when the next one is announced."""
     new = (Announcement(snapshot("new", 9), BASE),)
     assert uids_after(snapshot("old"), snapshot("b", 8, RIGHT), announced=new) == ["b", "new"]
+
+
+def test_snapshot_of_a_removed_operator_is_let_go() -> None:
+    """I12: no checkpoint takes a snapshot of a table that was given up."""
+    assert uids_after(snapshot("a"), operators=[OperatorInfo("op", 2, "", {}, kind=REMOVED)]) == []
 
 
 @pytest.mark.parametrize(

@@ -8,7 +8,7 @@ import pytest
 
 from dstl_service.formats.manifest import StateView
 from dstl_service.restore.truncation import key_groups_by_materialization, truncate, without_consumed, would_count
-from dstl_service.wire import CLOSED_SINK, SET_ASIDE, SINK, OperatorInfo, RowsSetAside
+from dstl_service.wire import CLOSED_SINK, REMOVED, SET_ASIDE, SINK, OperatorInfo, RowsSetAside
 from storage.key_groups import KeyGroupRange
 from storage.model import MaterializationHandle, SegmentHandle
 from tests.unit.dstl_service.samples import handles_of, segment
@@ -122,3 +122,15 @@ def test_rows_set_aside_stay_until_they_have_run() -> None:
     assert [handle for handle in left_over.log if handle.entry.id.operator == "op"] == log(1, 2, 3)
     of_rows = [handle for handle in left_over.log if handle.entry.id.operator == "op.rows"]
     assert left(StateView((), of_rows)) == [(1, 1), (3, 0)]
+
+
+def test_nothing_of_a_removed_operator_counts() -> None:
+    """I12: its log and its materializations leave the state, so that they are collected; others' stay."""
+    view = StateView((snapshot(0, 9, 1, operator="gone"), snapshot(0, 9, 1)), [*log(2), *log(2, operator="gone")])
+    operators = [OperatorInfo("op", 2, "", {}, kind="rows"), OperatorInfo("gone", 2, "", {}, kind=REMOVED)]
+
+    left_over = without_consumed(view, operators)
+
+    assert [handle.operator for handle in left_over.materializations] == ["op"]
+    assert left_over.log == log(2)
+    assert without_consumed(left_over, operators) is left_over

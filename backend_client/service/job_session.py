@@ -40,7 +40,7 @@ from dstl_service.wire import (
     StateInfo,
     parse_tokens,
 )
-from storage.errors import DstlError, InvalidInputError, NotFoundError
+from storage.errors import DstlError, FencedError, InvalidInputError, NotFoundError
 
 logger = logging.getLogger("backend_client")
 
@@ -164,6 +164,22 @@ class JobSession:
         request = OpenJob(owner, settings.max_parallelism, settings.storage)
         answer = client.post(f"/v1/jobs/{settings.job}/epochs", asdict(request))
         return cls(client, settings, OpenedJob(**_with_latest(answer)))
+
+    def check_owned(self) -> None:
+        """
+        Ask the store whether the job is still this driver's; any thread may.
+
+        Raises:
+            FencedError: Another driver took the job over, or it was rewound.
+            UnavailableError: There is no answer.
+        """
+        client = connect(self._settings, 0.0)
+        try:
+            known = self.find(client, self._settings)
+        finally:
+            client.close()
+        if known is not None and known.epoch > self.epoch:
+            raise FencedError.taken_over(self._settings.job, self.epoch, known.epoch)
 
     @property
     def base(self) -> CheckpointRef | None:

@@ -30,6 +30,10 @@ _SET_BY_SINK = (
     "bootstrap.servers",
     "metadata.broker.list",
 )
+_OF_CONNECTION = (
+    *("security.", "sasl.", "ssl.", "enable.sasl.", "enable.ssl.", "https.", "oauth_cb"),
+    *("socket.", "client.", "debug", "broker.address.family"),
+)
 _DEFAULTS: dict[str, Any] = {
     "partitioner": "murmur2_random",  # Java's default: other producers put a key into the same partition
     "linger.ms": 5,
@@ -57,8 +61,7 @@ def producer_options(servers: str, options: Mapping[str, Any]) -> dict[str, Any]
 
 def connection_options(servers: str, options: Mapping[str, Any]) -> dict[str, Any]:
     """Return what any client of the brokers needs: address, security and time-outs."""
-    of_connection = ("security.", "sasl.", "ssl.", "socket.", "client.", "debug", "broker.address.family")
-    chosen = {name: value for name, value in options.items() if name.startswith(of_connection)}
+    chosen = {name: value for name, value in options.items() if name.startswith(_OF_CONNECTION)}
     times = {name: value for name, value in _DEFAULTS.items() if name.startswith(("socket.", "log_level"))}
     return {**times, "bootstrap.servers": servers, **chosen}
 

@@ -43,6 +43,7 @@ _MARKER = b"dstl.marker"
 _SUFFIX = ".parquet"
 _HIDDEN = "_dstl"
 """Readers leave out what begins with an underscore."""
+_LOOKS = 10
 _KEPT_ENTRIES = 16
 """Old entries are deleted by so many: a request each time would make each publish slower."""
 _ROW_GROUP_BYTES = 64 << 20
@@ -124,16 +125,27 @@ class _Entries:
         self._newest = -1
 
     def read(self) -> _Published | None:
-        """Return the newest entry, None if there is none that can be read."""
-        texts = (info.key.removeprefix(self._prefix) for info in self._store.list(self._prefix))
-        numbers = sorted(int(text) for text in texts if text.isdigit())
-        if not numbers:
+        """
+        Return the newest entry, None if there is none that can be read.
+
+        Raises:
+            UnavailableError: Others add entries faster than they can be read.
+        """
+        for _ in range(_LOOKS):
+            texts = (info.key.removeprefix(self._prefix) for info in self._store.list(self._prefix))
+            numbers = sorted(int(text) for text in texts if text.isdecimal())
+            if not numbers:
+                return None
+            self._newest = numbers[-1]
+            try:
+                data = self._store.get(self._key(self._newest))
+            except NotFoundError:
+                continue  # a newer one has replaced it; files that it tells of may be gone, so they tell too little
+            self._delete(numbers[:-1])
+            with suppress(ValueError):
+                return _Published.parse(data)
             return None
-        self._newest = numbers[-1]
-        self._delete(numbers[:-1])
-        with suppress(NotFoundError, ValueError):
-            return _Published.parse(self._store.get(self._key(self._newest)))
-        return None
+        raise UnavailableError(f"the entries {self._prefix}* change too fast to be read: other publishers run")
 
     def add(self, published: _Published) -> None:
         """Put the next entry; ConflictError if somebody else has put another one."""
@@ -269,15 +281,15 @@ def _written(records: Iterable[pa.RecordBatch], marker: str, compression: str, f
     if len(parts) <= 1:
         return _Written(parts[0], rows) if parts else None
     sources = [pq.ParquetFile(part) for part in parts]
+    merged = _temporary(files)
     try:
         schema = pa.unify_schemas([source.schema_arrow for source in sources], promote_options="permissive")
+        _write(merged, (batch for source in sources for batch in source.iter_batches()), schema, marker, compression)
     except pa.ArrowException as error:
         raise UnavailableError(
             f"unpublished output of before and after a change of the query does not fit into one file: {error}; "
             "start and stop the former query once, or give the output up"
         ) from error
-    merged = _temporary(files)
-    _write(merged, (batch for source in sources for batch in source.iter_batches()), schema, marker, compression)
     return _Written(merged, rows)
 
 
@@ -324,13 +336,13 @@ def _marker(store: ObjectStore, key: str) -> Marker:
     """Read the marker from the end of a file."""
     size_bytes = store.head(key).size_bytes
     tail = store.get_range(key, max(0, size_bytes - _TAIL_BYTES), min(size_bytes, _TAIL_BYTES))
-    length, magic = _FOOTER.unpack(tail[-_FOOTER.size :])
-    if magic != _MAGIC:
+    length, magic = _FOOTER.unpack(tail[-_FOOTER.size :].rjust(_FOOTER.size, b"\0"))
+    if magic != _MAGIC or length + _FOOTER.size > size_bytes:
         raise CorruptDataError(f"file {key} is not a Parquet file; only the sink may write there", object_key=key)
     if length + _FOOTER.size > len(tail):
         tail = store.get_range(key, size_bytes - length - _FOOTER.size, length + _FOOTER.size)
     try:
         footer = pq.read_metadata(pa.BufferReader(_MAGIC + tail[-(length + _FOOTER.size) :]))
         return Marker.parse((footer.metadata or {})[_MARKER].decode())
-    except (pa.ArrowException, KeyError, InvalidInputError, ValueError) as error:
+    except (pa.ArrowException, OSError, KeyError, InvalidInputError, ValueError) as error:
         raise CorruptDataError(f"file {key} has no marker: {error}", object_key=key) from error

@@ -83,6 +83,11 @@ class Marker:
         earlier = [checkpoint_id for epoch, checkpoint_id in records if epoch < checkpoint.branch]
         return cls(job_uid, slot, checkpoint, ((0, max(earlier)),) if earlier else ())
 
+    @property
+    def newest(self) -> int:
+        """The greatest id of all published checkpoints, on whichever branch."""
+        return max(published for _, published in self._branches)
+
     def covers(self, epoch: int, checkpoint_id: int) -> bool:
         """Return whether records that a driver of this epoch logged for a checkpoint are published."""
         until = [published for branch, published in self._branches if branch <= epoch]

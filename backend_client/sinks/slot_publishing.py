@@ -50,6 +50,7 @@ class Target:
         newest: A later checkpoint of the same branch, whose log has the output too when the first one is subsumed.
         marked_slots: Slots below this number have published before, and so have a marker.
         published: Those slots have published up to this checkpoint; None if that is not known.
+        is_first: Whether its driver has had nothing published before: the job had no later checkpoint at that time.
     """
 
     checkpoint: CheckpointRef
@@ -58,11 +59,12 @@ class Target:
     newest: CheckpointRef | None = None
     marked_slots: int = 0
     published: int | None = None
+    is_first: bool = False
 
-    def is_set_back(self, slot: Slot, after: CheckpointRef | None) -> bool:
-        """Return whether a slot has published more than its marker, at `after`, says: its system was set back."""
+    def is_set_back(self, slot: Slot, after: int | None) -> bool:
+        """Return whether a slot has published more than its marker, at checkpoint `after`, says: it was set back."""
         is_known = slot.number < self.marked_slots and self.published is not None
-        return is_known and after is not None and after.id < (self.published or 0)
+        return is_known and after is not None and after < (self.published or 0)
 
 
 def is_due(marker: Marker | None, slot: Slot, target: Target) -> bool:
@@ -71,7 +73,8 @@ def is_due(marker: Marker | None, slot: Slot, target: Target) -> bool:
 
     Raises:
         FencedError: The job was rewound since; what follows the target is published by a newer driver.
-        ConflictError: The marker is of another job, or was lost, or the slot was left out after a rewind.
+        ConflictError: The marker is of another job, or was lost, or the slot was left out after a rewind; or the job
+            lost the marker's checkpoint.
     """
     if marker is None:
         if slot.number < target.marked_slots:
@@ -95,13 +98,40 @@ def is_due(marker: Marker | None, slot: Slot, target: Target) -> bool:
             newer_epoch=of_marker,
         )
     if of_marker == of_target:
+        _check_known(marker.checkpoint, slot, target)
         return marker.checkpoint.id < target.checkpoint.id
     if not target.starts_branch:
         raise ConflictError(
             f"slot {slot.number} of sink {slot.sink!r} stands at a checkpoint that job {slot.job!r} gave up by a "
             "rewind, and was not published after it: its marker was set back or is not this job's"
         )
+    # The target may not have had the other slots: their number is the greatest of before and after the rewind.
+    if slot.number == 0 and target.is_set_back(slot, marker.newest):
+        raise ConflictError(
+            f"slot {slot.number} of sink {slot.sink!r} had published checkpoint {target.published}, and stands at "
+            f"{marker.newest}: its system was set back, and the log of checkpoint {target.checkpoint.to_text()} does "
+            f"not have what is missing. Rewind the job to checkpoint {marker.newest} or one before, or give the sink "
+            "another name to go on without"
+        )
     return True
+
+
+def _check_known(published: CheckpointRef, slot: Slot, target: Target) -> None:
+    """
+    Raise `ConflictError` if the job lost the checkpoint that a slot has published.
+
+    Its id comes again, and the new output under it would be taken for published. Later, a slot that is ahead of the
+    target was published by a newer driver.
+    """
+    newest = target.checkpoint
+    is_replaced = published.id == newest.id and published.uid != newest.uid
+    if is_replaced or (target.is_first and published.id > newest.id):
+        raise ConflictError(
+            f"slot {slot.number} of sink {slot.sink!r} has published checkpoint {published.to_text()}, which job "
+            f"{slot.job!r} does not have: its newest one was {newest.to_text()}. Its storage was set back or lost "
+            f"objects, or a newer driver runs. Rewind the job to a checkpoint before {newest.id}, after which output "
+            "is computed and published anew; or give the sink another name to go on from here"
+        )
 
 
 def publish_slot(sink: Sink, slot: Slot, read: ReadOutput, target: Target) -> int:

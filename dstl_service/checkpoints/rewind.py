@@ -22,6 +22,7 @@ from dstl_service.collection.retention import CHECKPOINTS_MAX, retained_manifest
 from dstl_service.formats.manifest import Manifest
 from dstl_service.registry.job_store import JobStore
 from dstl_service.registry.takeover import before_rewind
+from dstl_service.wire import SINK, CheckpointRef
 from storage.clock import IdSource
 from storage.errors import InvalidInputError, NotFoundError
 
@@ -43,6 +44,7 @@ class RewindReport:
         epoch: The new epoch; 0 if nothing was written.
         published: Sinks that have published output of checkpoints after the target, with the id up to which they have,
             at least; that output stays in their systems.
+        sinks: All sinks of the newest checkpoint; they may have published output up to there.
     """
 
     job: str
@@ -53,6 +55,7 @@ class RewindReport:
     savepoint: str
     epoch: int = 0
     published: Mapping[str, int] = field(default_factory=dict)
+    sinks: tuple[str, ...] = ()
 
 
 def rewind(
@@ -94,13 +97,16 @@ def rewind(
     if target.ref == newest.ref:
         raise InvalidInputError(f"job {job!r} is already at checkpoint {target.ref.to_text()}: choose another one")
     given_up = sum(manifest.id > target.id for manifest in job_store.completed())
-    published = {
-        sink.name: sink.published
-        for sink in newest.operators
-        if sink.is_sink and sink.published is not None and sink.published > target.id
-    }
+    sinks = [sink for sink in newest.operators if sink.kind == SINK]
     report = RewindReport(
-        job, False, newest.ref.to_text(), target.ref.to_text(), given_up, before_rewind(newest.ref), published=published
+        job,
+        False,
+        newest.ref.to_text(),
+        target.ref.to_text(),
+        given_up,
+        before_rewind(newest.ref),
+        published={s.name: s.published for s in sinks if s.published is not None and s.published > target.id},
+        sinks=tuple(sink.name for sink in sinks),
     )
     if not write:
         return report
@@ -155,10 +161,7 @@ def find_target(
 
 def describe_rewind(report: RewindReport) -> str:
     """Return a report as text."""
-    left = "".join(
-        f"; sink {sink} has published output up to checkpoint {until} at least, which stays where it is"
-        for sink, until in report.published.items()
-    )
+    left = "".join(_left_behind(report, sink) for sink in report.sinks)
     if not report.is_written:
         return (
             f"job {report.job} would be rewound from checkpoint {report.newest} to {report.target}; "
@@ -168,4 +171,20 @@ def describe_rewind(report: RewindReport) -> str:
     return (
         f"job {report.job} was rewound from checkpoint {report.newest} to {report.target}; the former is kept as "
         f"savepoint {report.savepoint}{left}. Start the query with its checkpointLocation, which it rewinds too"
+    )
+
+
+def _left_behind(report: RewindReport, sink: str) -> str:
+    """Return what stays in a sink's system. The newest checkpoint knows of what was published before it."""
+    target, newest = (CheckpointRef.parse(text).id for text in (report.target, report.newest))
+    if newest <= target:
+        return ""
+    known = report.published.get(sink)
+    if known is None:
+        return (
+            f"; sink {sink} may have published output of checkpoints {target + 1} to {newest}, which stays where it is"
+        )
+    return (
+        f"; sink {sink} has published output up to checkpoint {known} at least, and maybe up to {newest}, which stays "
+        "where it is"
     )

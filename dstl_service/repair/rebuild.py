@@ -137,8 +137,9 @@ def rebuild_registry(
         raise CorruptDataError(f"no checkpoint of job {job!r} can be restored: {'; '.join(_causes(report))}", job=job)
     manifests = manifests_of(plan, registry, life, survey.stored)
     newest = plan.path[0]
-    # Of a checkpoint whose only object is lost, nothing tells; so each one that has to be written counts.
-    report.sinks = [info.name for info in newest.operators if info.is_sink and (report.lost or manifests)]
+    # Of a checkpoint whose only object and manifest are lost, nothing tells; so any loss counts.
+    is_lossy = report.lost or report.registry_problems
+    report.sinks = [info.name for info in newest.operators if info.is_sink and is_lossy]
     made = manifests[-1] if manifests else newest.manifest
     assert made is not None  # no manifest is written only if one exists
     report.checkpoint = made.ref.to_text()

@@ -8,6 +8,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import psycopg
 import pytest
 from pyspark.errors import StreamingQueryException
 from pyspark.sql import DataFrame, SparkSession
@@ -15,6 +16,7 @@ from pyspark.sql import functions as F
 
 from backend_client import ChangelogStateBackend
 from backend_client.service.job_session import JobSession
+from backend_client.sinks.postgres import PostgresSink
 from backend_client.spark.api.plan import StatefulDataFrame
 from dstl_service.cli import main
 from dstl_service.registry.job_store import JobStore
@@ -25,6 +27,7 @@ from tests.e2e.support import OUTPUT, Totals, expected_output, random_input, rea
 from tests.support.kafka_reader import committed_values
 from tests.waiting import wait_until
 from tools.servers.kafka import KafkaBroker
+from tools.servers.postgres import PostgresServer
 from tools.servers.sqlite_sink import SqliteSink
 
 pytestmark = pytest.mark.e2e
@@ -118,7 +121,7 @@ def test_batches_wait_while_the_sink_is_away_and_go_on_when_it_is_back(
 def test_a_query_can_be_stopped_while_its_sink_is_away(
     spark: SparkSession, make_backend: Backends, tmp_path: Path, run: Callable[..., None]
 ) -> None:
-    """`stop` says what is left; the next start publishes it."""
+    """`stop` says what is left, Spark's own handle does not wait for the sink; the next start publishes it."""
     sink = SqliteSink(str(tmp_path / "out.db"))
     down = tmp_path / "out.db.down"
     write_input(tmp_path / "in", FILES)
@@ -128,6 +131,9 @@ def test_a_query_can_be_stopped_while_its_sink_is_away(
     writer = result.writeStream.sink(sink, slots=2, backlog_checkpoints=1, patience_s=1)
     query = writer.option("checkpointLocation", str(tmp_path / "chk")).start()
     wait_until(lambda: len(backend.recent_progress) == 1)
+    handle = spark.streams.get(str(query.id))
+    assert handle is not None
+    handle.stop()
     with pytest.raises(UnavailableError, match="is kept in the log; mend the cause"):
         query.stop()
     assert not query.isActive
@@ -153,6 +159,42 @@ def test_a_rewind_publishes_new_output_and_nothing_old_twice(
     run(sink, 4)  # what the first branch had published is not published again, only the next batch's output
     new = rows_of_batches([FILES[0], FILES[1], [*FILES[2], *FILES[3]]], begin=2)
     assert published(sink) == sorted([*before, *new], key=repr)
+
+
+def test_postgres_after_a_rewind_and_in_a_fork(
+    spark: SparkSession,
+    run: Callable[..., None],
+    make_backend: Backends,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    """New output is published and nothing old twice; the rewind tells what stays, and a fork publishes just its own."""
+    with PostgresServer() as server, psycopg.connect(server.conninfo, autocommit=True) as connection:
+        for table in ("parent", "fork"):
+            connection.execute(f"create table {table} (k text, n bigint, s float8)")
+
+        def rows(table: str) -> list[Any]:
+            return sorted(connection.execute(f"select * from {table}").fetchall(), key=repr)
+
+        sink = PostgresSink(server.conninfo, "parent")
+        run(sink, 2)
+        assert rows("parent") == expected(2)
+        set_back(tmp_path, "--checkpoint", "0")
+        assert "sink output may have published output of checkpoints 1 to 1, which stays" in capsys.readouterr().out
+        run(sink, 3)  # all files after the first are one batch now
+        batches = [FILES[0], [*FILES[1], *FILES[2]], FILES[3]]
+        before = sorted([*expected(2), *rows_of_batches(batches[:2], begin=1)], key=repr)
+        assert rows("parent") == before
+
+        write_input(tmp_path / "in", FILES)
+        fork = make_backend("fork", parallelism=2, fork_of="job", fork_location=str(tmp_path / "chk"))
+        writer = totals(fork, read_input(spark, tmp_path / "in")).writeStream
+        writer = writer.sink(PostgresSink(server.conninfo, "fork")).option("checkpointLocation", str(tmp_path / "fork"))
+        writer.trigger(availableNow=True).start().awaitTermination()
+        new = rows_of_batches(batches, begin=2)
+        assert (rows("fork"), rows("parent")) == (new, before)
+        run(sink, 4)
+        assert (rows("fork"), rows("parent")) == (new, sorted([*before, *new], key=repr))
 
 
 def test_slots_and_sinks_that_a_rewind_left_out_are_used_again(run: Callable[..., None], tmp_path: Path) -> None:

@@ -26,7 +26,7 @@ import pyarrow as pa
 from deltalake import CommitProperties, DeltaTable, Transaction, WriterProperties, write_deltalake
 from deltalake.exceptions import DeltaError
 
-from backend_client.sinks.delta.columns import check_table, column_types, conformed, stored_columns
+from backend_client.sinks.delta.columns import check_table, column_types, conformed, statistics_of, stored_columns
 from backend_client.sinks.delta.markers import check_retention, stored_marker, transactions
 from backend_client.sinks.protocol import Marker, Sink, Slot, SlotPublisher
 from backend_client.sinks.temporary_files import room_for_records
@@ -130,7 +130,7 @@ class DeltaSink(Sink):
             columns,
             mode="ignore",
             partition_by=list(self.partition_by),
-            configuration=_CREATED_WITH,
+            configuration={**_CREATED_WITH, **statistics_of(columns, self.partition_by)},
             storage_options=self.options,
         )
 

@@ -102,6 +102,26 @@ class ClusterCheck:
             )
         self._check_rights(name, AclOperation.READ, AclOperation.WRITE)
 
+    def replicas(self, markers: str, topic: str) -> None:
+        """
+        Check that markers are not lost before the records that they tell of.
+
+        Raises:
+            InvalidInputError: Their topic has fewer replicas.
+        """
+        with suppress(KafkaException, KeyError):  # publishing tells
+            topics = self._admin.list_topics(timeout=_TIMEOUT_S).topics
+            less, more = (
+                min((len(found.replicas) for found in topics[name].partitions.values()), default=0)
+                for name in (markers, topic)
+            )
+            if less < more:
+                raise InvalidInputError(
+                    f"the topic {markers!r} of the sink's markers has {less} replicas, topic {topic!r} has {more}: "
+                    "after a loss of markers output would be published twice. Give it as many "
+                    "(kafka-reassign-partitions.sh)"
+                )
+
     def _check_rights(self, topic: str, *needed: AclOperation) -> None:
         try:
             asked = self._admin.describe_topics(

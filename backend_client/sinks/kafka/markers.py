@@ -26,6 +26,8 @@ _TOPIC_CONFIG = {
     "min.cleanable.dirty.ratio": "0.1",
     "compression.type": "producer",
 }
+_REPLICAS = 3
+"""The brokers' own default is often 1: records would outlive their markers, and be published again."""
 _STEP_RECORDS = 16
 _TIMEOUT_S = 15.0
 
@@ -59,8 +61,8 @@ def newest_marker(connection: Mapping[str, Any], topic: str, slot: Slot) -> Mark
         partition = TopicPartition(topic, slot.number)
         low, high = consumer.get_watermark_offsets(partition, timeout=timeout_s)
         records = _STEP_RECORDS
-        begin = high
-        while begin > low:
+        begin: int | None = None
+        while begin is None or begin > low:
             begin = max(low, high - records)
             found = _last(consumer, TopicPartition(topic, slot.number, begin), slot.job_uid.encode(), timeout_s)
             if found is not None:
@@ -86,13 +88,19 @@ def ensure_topic(connection: Mapping[str, Any], topic: str, slots: int) -> None:
     if partitions >= slots:
         return
     if partitions == 0:
-        made = admin.create_topics([NewTopic(topic, slots, config=_TOPIC_CONFIG)])[topic]
+        made = admin.create_topics([_new_topic(admin, topic, slots)])[topic]
     else:
         made = admin.create_partitions([NewPartitions(topic, slots)])[topic]
     _wait_for(made, topic, slots)
     deadline = time.monotonic() + _TIMEOUT_S
     while partitions_of(admin, topic) < slots and time.monotonic() < deadline:
         time.sleep(0.05)
+
+
+def _new_topic(admin: AdminClient, topic: str, slots: int) -> NewTopic:
+    replicas = min(_REPLICAS, len(admin.list_topics(timeout=_TIMEOUT_S).brokers))
+    config = {**_TOPIC_CONFIG, "min.insync.replicas": "2"} if replicas == _REPLICAS else _TOPIC_CONFIG
+    return NewTopic(topic, slots, replicas, config=config)
 
 
 def partitions_of(admin: AdminClient, topic: str) -> int:
@@ -116,9 +124,14 @@ def _wait_for(made: Future[None], topic: str, slots: int) -> None:
 
 
 def _last(consumer: Consumer, begin: TopicPartition, key: bytes, timeout_s: float) -> Message | None:
-    """Return the last committed record of a key from an offset to the end of its partition."""
+    """
+    Return the last committed record of a key from an offset to the end of its partition.
+
+    A committed record is not seen while a transaction is open that began before it, such as one of another job that
+    shares the topic. So the end is that of all records, which is waited for.
+    """
     consumer.assign([begin])
-    deadline, last = time.monotonic() + timeout_s, None
+    deadline, last, end = time.monotonic() + timeout_s, None, None
     while time.monotonic() < deadline:
         message = consumer.poll(0.1)
         if message is None:
@@ -127,10 +140,15 @@ def _last(consumer: Consumer, begin: TopicPartition, key: bytes, timeout_s: floa
         if error is None:
             last = message if message.key() == key else last
         elif error.code() == END_OF_PARTITION:
-            return last
+            end = consumer.get_watermark_offsets(begin, cached=True)[1] if end is None else end
+            if (message.offset() or 0) >= end:
+                return last
         elif error.code() != KafkaError.GROUP_AUTHORIZATION_FAILED:  # the group is never joined: no right is needed
             raise KafkaException(error)
-    raise UnavailableError(f"the end of topic {begin.topic!r} was not reached within {timeout_s:g} s")
+    raise UnavailableError(
+        f"the end of partition {begin.partition} of topic {begin.topic!r} was not reached within {timeout_s:g} s; if "
+        "another client's transaction is open there, it ends by its time-out, or by kafka-transactions.sh abort"
+    )
 
 
 def _marker(message: Message, topic: str, slot: int) -> Marker:

@@ -71,6 +71,8 @@ class KafkaSink(Sink):
         markers = self._marker_topic(slots[0])
         ensure_topic(connection, markers, len(slots))
         check.marker_topic(markers)
+        if self.topic is not None:
+            check.replicas(markers, self.topic)
         self._check_transactional_id(slots[0])
 
     def open(self, slot: Slot) -> SlotPublisher:

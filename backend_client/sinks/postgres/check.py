@@ -17,11 +17,14 @@ select c.oid, c.relkind::text, c.relpersistence::text, row_security_active(c.oid
 from pg_class c where c.oid = to_regclass(%s)
 """
 _COLUMNS = """
-with recursive kind(name, oid) as (
-  select attname, atttypid from pg_attribute where attrelid = %(table)s and attnum > 0 and not attisdropped
-  union all select name, typbasetype from kind join pg_type on pg_type.oid = kind.oid where typtype = 'd'
+with recursive kind(name, oid, typmod) as (
+  select attname, atttypid, atttypmod from pg_attribute
+  where attrelid = %(table)s and attnum > 0 and not attisdropped
+  union all select name, typbasetype, greatest(typmod, typtypmod)
+  from kind join pg_type on pg_type.oid = kind.oid where typtype = 'd'
 )
 select a.attname::text, t.typname::text, t.typcategory::text, e.typname::text, e.typcategory::text,
+  case when k.typmod >= 4 and t.typname in ('numeric', '_numeric') then ((k.typmod - 4 & 2047) # 1024) - 1024 end,
   a.attnotnull and not a.atthasdef and a.attidentity = '', a.attgenerated <> '', a.attidentity = 'a', a.attnotnull,
   array(select p from unnest(array['select', 'insert', 'update']) p where has_column_privilege(a.attrelid, a.attnum, p))
 from pg_attribute a join kind k on k.name = a.attname join pg_type t on t.oid = k.oid and t.typtype <> 'd'
@@ -34,6 +37,15 @@ select array(select a.attname::text from unnest((i.indkey::int2[])[0:i.indnkeyat
   coalesce((to_jsonb(i) ->> 'indnullsnotdistinct')::bool, false)
 from pg_index i
 where i.indrelid = %s and i.indisunique and i.indisvalid and i.indimmediate and i.indpred is null and i.indexprs is null
+"""
+# A superuser is a member of every role.
+_MARKERS = """
+select c.relkind::text, c.relpersistence::text, pg_get_userbyid(c.relowner)::text,
+  c.relowner in (n.nspowner, d.datdba) or o.rolsuper or pg_get_userbyid(c.relowner) = current_user
+    or (pg_has_role(c.relowner, 'member') and not current_setting('is_superuser')::bool),
+  array(select p from unnest(array['select', 'insert', 'update']) p where not has_table_privilege(c.oid, p))
+from pg_class c join pg_namespace n on n.oid = c.relnamespace join pg_roles o on o.oid = c.relowner
+join pg_database d on d.datname = current_database() where c.oid = to_regclass(%s)
 """
 _TABLES = ("r", "p")  # plain and partitioned ones
 
@@ -97,6 +109,37 @@ def check_table(
         raise InvalidInputError("upserts need temporary tables: grant temporary on the database to the sink's user")
 
 
+def check_markers(connection: psycopg.Connection, markers: str, name: str) -> bool:
+    """
+    Check the table of markers; return whether it exists.
+
+    Args:
+        connection: To its database.
+        markers: The table as SQL names it.
+        name: The table as the user named it.
+
+    Raises:
+        InvalidInputError: It cannot be used, or is of a user whom nobody has trusted with the sink's rights: a table's
+            triggers and constraints run with the rights of the user who writes to it.
+    """
+    found = connection.execute(_MARKERS, [markers]).fetchone()
+    if found is None:
+        return False
+    kind, persistence, owner, is_trusted, missing = found
+    if kind not in _TABLES:
+        raise InvalidInputError(f"{name} is a view or foreign table; markers need a table")
+    if not is_trusted:
+        raise InvalidInputError(
+            f"the table {name} of the sink's markers belongs to user {owner}, whose triggers would have the rights of "
+            "the sink's user. If that is right, alter its owner to the sink's user or to the owner of its schema; if "
+            "not, name another one with markers=, in a schema where only trusted users may create tables"
+        )
+    check_is_kept(name, persistence)
+    if missing:
+        raise InvalidInputError(f"grant {', '.join(missing)} on table {name} to the sink's user")
+    return True
+
+
 def check_is_kept(name: str, persistence: str) -> None:
     """Raise `InvalidInputError` for a table that a crash of the server empties, while the log has given its rows up."""
     if persistence != "p":
@@ -109,9 +152,10 @@ def check_is_kept(name: str, persistence: str) -> None:
 def _columns(connection: psycopg.Connection, oid: int) -> dict[str, _Column]:
     found = {}
     for row in connection.execute(_COLUMNS, {"table": oid}).fetchall():
-        column, kind, category, element, element_category, required, generated, numbered, not_null, rights = row
-        of = None if element is None else ColumnType(element, element_category)
-        type_ = ColumnType(kind, category, of)
+        column, kind, category, element, element_category, scale, *facts, rights = row
+        required, generated, numbered, not_null = facts
+        of = None if element is None else ColumnType(element, element_category, scale=scale)
+        type_ = ColumnType(kind, category, of, scale)
         found[column] = _Column(type_, required, generated, numbered, not_null, frozenset(rights))
     return found
 

@@ -20,7 +20,8 @@ import pyarrow as pa
 from psycopg import sql
 from psycopg.conninfo import conninfo_to_dict, make_conninfo
 
-from backend_client.sinks.postgres.check import check_is_kept, check_table
+from backend_client.sinks.postgres.check import check_markers, check_table
+from backend_client.sinks.postgres.silence import ended_if_silent
 from backend_client.sinks.postgres.types import has_nul, rows
 from backend_client.sinks.protocol import Marker, Sink, Slot, SlotPublisher
 from storage.errors import FencedError, InvalidInputError, UnavailableError
@@ -29,11 +30,6 @@ _MARKERS = """
 create table {} (
   sink text, job_uid text, slot int, opened bigint not null, marker text, primary key (sink, job_uid, slot)
 )
-"""
-_MARKERS_RIGHTS = """
-select relpersistence::text, array(
-  select p from unnest(array['select', 'insert', 'update']) p where not has_table_privilege(oid, p)
-) from pg_class where oid = to_regclass(%s)
 """
 # Marker and rows must be on the server's disk before the log gives them up. `on` waits for replicas, too, if there are
 # synchronous ones; other settings than `off` are the administrator's choice.
@@ -123,22 +119,18 @@ class PostgresSink(Sink):
 
     def _check_markers(self, connection: psycopg.Connection) -> None:
         markers = _name(self.markers)
-        found = connection.execute(_MARKERS_RIGHTS, [markers.as_string(connection)]).fetchone()
-        statement = sql.SQL(_MARKERS).format(markers)
-        if found is None:
-            try:
-                with suppress(psycopg.errors.DuplicateTable, psycopg.errors.UniqueViolation):  # made just now
-                    connection.execute(statement)
-            except (psycopg.errors.InsufficientPrivilege, psycopg.errors.InvalidSchemaName) as error:
-                text = " ".join(statement.as_string(connection).split())
-                raise InvalidInputError(
-                    f"the table of markers cannot be created: {_text(error)}; let an administrator run: {text}; and "
-                    "grant select, insert, update on it to the sink's user"
-                ) from error
+        if check_markers(connection, markers.as_string(connection), self.markers):
             return
-        check_is_kept(self.markers, found[0])
-        if found[1]:
-            raise InvalidInputError(f"grant {', '.join(found[1])} on table {self.markers} to the sink's user")
+        statement = sql.SQL(_MARKERS).format(markers)
+        try:
+            with suppress(psycopg.errors.DuplicateTable, psycopg.errors.UniqueViolation):  # made just now
+                connection.execute(statement)
+        except (psycopg.errors.InsufficientPrivilege, psycopg.errors.InvalidSchemaName) as error:
+            text = " ".join(statement.as_string(connection).split())
+            raise InvalidInputError(
+                f"the table of markers cannot be created: {_text(error)}; let an administrator run: {text}; and "
+                "grant select, insert, update on it to the sink's user"
+            ) from error
 
 
 class _PostgresPublisher(SlotPublisher):
@@ -147,7 +139,7 @@ class _PostgresPublisher(SlotPublisher):
         self._key = (slot.sink, slot.job_uid, slot.number)
         self._slot = slot
         self._connection = connection
-        with connection.transaction():
+        with ended_if_silent(connection, self._look), connection.transaction():
             connection.execute(
                 "select pg_terminate_backend(pid) from pg_stat_activity where pid <> pg_backend_pid() "
                 "and application_name = current_setting('application_name') and usename = current_user"
@@ -170,7 +162,8 @@ class _PostgresPublisher(SlotPublisher):
     def publish(self, records: Iterable[pa.RecordBatch], marker: Marker) -> int:
         """Copy the records and replace the marker in one transaction."""
         try:
-            with _told(self._sink.table), self._connection.transaction():
+            connection = self._connection
+            with _told(self._sink.table), ended_if_silent(connection, self._look), connection.transaction():
                 self._lock()
                 count = self._write(records)
                 self._connection.execute(
@@ -204,10 +197,13 @@ class _PostgresPublisher(SlotPublisher):
     def _is_overtaken(self) -> bool:
         """Look in a session of its own; no answer is a no."""
         query = sql.SQL("select opened from {} where (sink, job_uid, slot) = (%s, %s, %s)")
-        with suppress(psycopg.Error), self._sink.connect("dstl-look") as connection:
+        with suppress(psycopg.Error), self._look() as connection:
             row = connection.execute(query.format(_name(self._sink.markers)), self._key).fetchone()
             return row is None or row[0] != self._opened
         return False
+
+    def _look(self) -> psycopg.Connection:
+        return self._sink.connect("dstl-look")
 
     def _write(self, records: Iterable[pa.RecordBatch]) -> int:
         count = 0

@@ -36,14 +36,18 @@ class ColumnType:
         name: As in ``pg_type``, such as "int8".
         category: Its category there, such as "N"; "A" is an array.
         element: The type of an array's elements.
+        scale: How many digits a number has after the point, if the type says it: others would be rounded.
     """
 
     name: str
     category: str
     element: ColumnType | None = None
+    scale: int | None = None
 
     def __str__(self) -> str:
-        return self.name if self.element is None else f"{self.element}[]"
+        if self.element is not None:
+            return f"{self.element}[]"
+        return self.name if self.scale is None else f"{self.name} with {self.scale} digits after the point"
 
 
 def fits(given: pa.DataType, column: ColumnType) -> bool:
@@ -62,12 +66,13 @@ def fits(given: pa.DataType, column: ColumnType) -> bool:
     if types.is_timestamp(given):
         # PostgreSQL would drop the zone of one, and give the other that of the session.
         return column.name == ("timestamp" if given.tz is None else "timestamptz")
+    if types.is_decimal(given):
+        return column.name == "numeric" and (column.scale is None or given.scale <= column.scale)
     for is_of, names in (
         (types.is_null, (column.name,)),
         (types.is_boolean, ("bool",)),
         (types.is_integer, _WHOLE),
         (types.is_floating, ("float4", "float8", "numeric")),
-        (types.is_decimal, ("numeric",)),
         (types.is_binary, ("bytea",)),
         (types.is_large_binary, ("bytea",)),
         (types.is_date, ("date",)),

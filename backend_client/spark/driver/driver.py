@@ -40,6 +40,7 @@ from backend_client.spark.driver.rescaling import Rescaling
 from backend_client.spark.driver.table_preparation import TablePreparer
 from backend_client.spark.failover.failover import BatchMustWaitError, Failover
 from backend_client.spark.failover.restoring import Restoring
+from backend_client.spark.output.end_of_query import await_end
 from backend_client.spark.output.outputs import LostOutputError, Output, OutputPlan
 from backend_client.spark.query import Query
 from backend_client.spark.shipping import Shipments
@@ -141,8 +142,7 @@ class BatchRunner:
         """Close when the query has ended, however it ends."""
 
         def wait() -> None:
-            with suppress(Exception):  # the query's own error, which its other waiters get, or a stopped Spark
-                query.awaitTermination()
+            await_end(query, self.output.stop_waiting)
             with suppress(DstlError):  # `stop` raises it, too; the next start publishes the rest
                 self.output.drain()
             with suppress(Exception):  # a stopped Spark has released everything

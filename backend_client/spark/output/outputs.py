@@ -186,7 +186,7 @@ class SinkOutput:
         tables = [info for info in latest.operators if info.has_table] if latest is not None else []
         self._parallelism = tables[-1].parallelism if tables else None
         known = None if self._known is None or self._known.kind != SINK else self._known.published
-        self._publisher = Publisher(f"sink {plan.name!r}", self._publish, plan.limits, known)
+        self._publisher = Publisher(f"sink {plan.name!r}", self._publish, plan.limits, known, session.check_owned)
 
     @property
     def unpublished(self) -> int:
@@ -292,7 +292,8 @@ class FunctionPlan:
     ) -> Output:
         """Return the output of a query that owns its job, after `given_up` batches that rewinds gave up."""
         function = self.function
-        shipped = function.shipped(shipments) if isinstance(function, ForeachRows) else function
+        once = self.at_most_once
+        shipped = function.shipped(shipments, at_most_once=once) if isinstance(function, ForeachRows) else function
         closed = closed_sinks(session.latest, "", "", self.abandoned)
         return FunctionOutput(shipped, self.at_most_once, given_up if self.numbers_batches else 0, closed)
 

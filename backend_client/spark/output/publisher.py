@@ -4,6 +4,8 @@ Publishes the output of checkpoints in the background, oldest first, while the n
 Each checkpoint is one Spark job with one task per slot; the next one starts when all slots are published, so that
 records of one key keep their order even if the key moves to another slot. A failed publish is repeated until it
 succeeds: nothing is lost meanwhile, because the log keeps unpublished output. Batches wait while too much is left.
+
+A driver whose job was taken over stops publishing: each of its tries would fence its successor's.
 """
 
 from __future__ import annotations
@@ -16,12 +18,14 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 
 from backend_client.sinks.slot_publishing import Target
-from storage.errors import InvalidInputError, UnavailableError
+from storage.errors import ConflictError, DstlError, FencedError, InvalidInputError, UnavailableError
 
 logger = logging.getLogger("backend_client")
 
 _FIRST_PAUSE_S, _PAUSE_MAX_S = 0.5, 15.0
 _REPORTED_EVERY_S = 60.0
+_OVERTAKEN = (FencedError.__name__, ConflictError.__name__)
+"""In the text of a task's error: another driver may be publishing."""
 
 Publish = Callable[[Target], int]
 """Publishes all slots up to a checkpoint; returns the number of records."""
@@ -57,16 +61,27 @@ class Publisher:
         publish: Publishes up to a checkpoint.
         limits: Bounds of the backlog.
         published: Id of the newest checkpoint known to be published; None if none is known.
+        check_owned: Raises `FencedError` if the job is another driver's.
     """
 
-    def __init__(self, name: str, publish: Publish, limits: BacklogLimits, published: int | None) -> None:
+    def __init__(
+        self,
+        name: str,
+        publish: Publish,
+        limits: BacklogLimits,
+        published: int | None,
+        check_owned: Callable[[], None] = lambda: None,
+    ) -> None:
         self._name = name
         self._publish = publish
+        self._check_owned = check_owned
         self._limits = limits
         self._changed = threading.Condition()
         self._waiting: deque[tuple[Target, int]] = deque()
         self._error = ""
         self._is_closed = self._is_stopping = False
+        self._is_first = True
+        self._fenced: FencedError | None = None
         self._thread: threading.Thread | None = None
         self.published = published
         """Id of the newest checkpoint whose output is published."""
@@ -82,7 +97,8 @@ class Publisher:
     def submit(self, target: Target, size_bytes: int) -> None:
         """Have a checkpoint published; `size_bytes` is what its output takes in the log."""
         with self._changed:
-            self._waiting.append((target, size_bytes))
+            self._waiting.append((replace(target, is_first=self._is_first), size_bytes))
+            self._is_first = False
             if self._thread is None:
                 self._thread = threading.Thread(target=self._work, name="dstl-publisher", daemon=True)
                 self._thread.start()
@@ -94,13 +110,16 @@ class Publisher:
 
         Raises:
             UnavailableError: The query is being stopped.
+            FencedError: Another driver took the job over, and publishes what is left.
         """
 
         def has_room() -> bool:
             return not self._waiting if until_empty else self._has_room()
 
         with self._changed:
-            self._changed.wait_for(lambda: self._is_closed or self._is_stopping or has_room())
+            self._changed.wait_for(lambda: self._is_closed or self._is_stopping or self._fenced or has_room())
+            if self._fenced is not None:
+                raise self._fenced
             if not has_room():
                 raise UnavailableError(f"the query ends while output for {self._name} is unpublished; it is kept")
 
@@ -110,12 +129,17 @@ class Publisher:
 
         Raises:
             UnavailableError: It took longer than the patience; says why. The next start publishes what is left.
+            FencedError: Another driver took the job over, and publishes what is left.
         """
         with self._changed:
             patience_s = self._limits.patience_s
             is_patient = timeout_s is None or timeout_s > patience_s
-            if self._changed.wait_for(lambda: not self._waiting, patience_s if is_patient else timeout_s):
+            wait_s = patience_s if is_patient else timeout_s
+            self._changed.wait_for(lambda: not self._waiting or self._fenced is not None, wait_s)
+            if not self._waiting:
                 return True
+            if self._fenced is not None:
+                raise self._fenced
             if not is_patient:
                 return False
             raise UnavailableError(
@@ -166,6 +190,8 @@ class Publisher:
                 self.records += self._publish(target)
             except Exception as error:  # noqa: BLE001 - whatever it is, nothing is lost by waiting
                 self._error = _last_line(error)
+                if any(sign in str(error) for sign in _OVERTAKEN) and self._is_overtaken():
+                    return False
                 if self._error != reported or time.monotonic() - reported_s >= _REPORTED_EVERY_S:
                     reported, reported_s = self._error, time.monotonic()
                     logger.warning(
@@ -182,6 +208,20 @@ class Publisher:
             with self._changed:
                 self._changed.wait_for(lambda: self._is_closed, pause_s)
             pause_s = min(2 * pause_s, _PAUSE_MAX_S)
+        return False
+
+    def _is_overtaken(self) -> bool:
+        """Ask whether the job is another driver's, as another publisher has opened a slot; if so, stop for good."""
+        try:
+            self._check_owned()
+        except FencedError as error:
+            logger.warning("output for %s is left to another driver: %s", self._name, error)
+            with self._changed:
+                self._fenced = error
+                self._changed.notify_all()
+            return True
+        except DstlError as error:
+            logger.warning("the owner of the job could not be asked for: %s", error)
         return False
 
 

@@ -23,7 +23,7 @@ from backend_client.spark.columns import quoted
 from backend_client.spark.private.session import catalog_table, jvm_of
 from backend_client.spark.private.sinks import Format, memory_sink
 from backend_client.spark.shipping import Parcel, Shipments
-from storage.errors import InvalidInputError
+from storage.errors import ConflictError, InvalidInputError
 
 BatchFunction = Callable[[DataFrame, int], None]
 
@@ -221,17 +221,24 @@ class ForeachRows:
             raise InvalidInputError("foreach takes a function of a row, or an object with a method process(row)")
         self._target = target
 
-    def shipped(self, shipments: Shipments) -> BatchFunction:
+    def shipped(self, shipments: Shipments, *, at_most_once: bool = False) -> BatchFunction:
         """Return the function that writes batches; the target is shipped to the workers once."""
         parcel = shipments.parcel(self._target)
-        return lambda batch, batch_id: batch.foreachPartition(_in_partition(parcel, batch_id))
+        return lambda batch, batch_id: batch.foreachPartition(
+            _in_partition(parcel, batch_id, at_most_once=at_most_once)
+        )
 
 
-def _in_partition(parcel: Parcel, batch_id: int) -> Callable[[Any], None]:
+def _in_partition(parcel: Parcel, batch_id: int, *, at_most_once: bool = False) -> Callable[[Any], None]:
     def run(rows: Any) -> None:
+        context = TaskContext.get()
+        if at_most_once and context is not None and context.attemptNumber() > 0:
+            raise ConflictError(
+                f"Spark executes the task of partition {context.partitionId()} again: its rows may be written already, "
+                "and are not written twice"
+            )
         target = parcel.unpack()
         process: Callable[[Any], Any] = target.process if hasattr(target, "process") else target
-        context = TaskContext.get()
         opened = not hasattr(target, "open") or target.open(context.partitionId() if context else 0, batch_id)
         error: Exception | None = None
         try:

@@ -132,7 +132,7 @@ class PublishTask:
 
     def _read(self, slot: Slot, after: CheckpointRef | None) -> Iterator[LoggedRecords]:
         client, target = kept_client(self.settings), self.target
-        is_set_back = target.is_set_back(slot, after)
+        is_set_back = target.is_set_back(slot, None if after is None else after.id)
         for checkpoint_id, source, changes in read_output(
             client, slot.job, slot.sink, slot.number, after, target.checkpoint, target.newest, is_set_back=is_set_back
         ):

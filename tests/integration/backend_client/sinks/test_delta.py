@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import json
 import os
+from ast import literal_eval
 from collections.abc import Iterator
 from datetime import date
+from decimal import Decimal
 from pathlib import Path
 from urllib.parse import unquote
 
 import pyarrow as pa
+import pyarrow.dataset as ds
 import pyarrow.parquet as pq
 import pytest
 from deltalake import DeltaTable, write_deltalake
@@ -260,6 +263,51 @@ def test_partitions(tmp_path: Path) -> None:
         DeltaSink(sink.path, partition_by=("v",)).check(columns, [SLOT])
 
 
+@on_disk
+@pytest.mark.parametrize("given", [pa.decimal128(10, 2), pa.binary()], ids=str)
+def test_partitions_that_readers_could_not_read_are_refused(
+    sink: DeltaSink, tmp_path: Path, given: pa.DataType
+) -> None:
+    """One negative number with a fraction would make a table unreadable for good, also one that others made."""
+    columns = pa.schema({"p": given, "v": pa.int64()})
+    with pytest.raises(InvalidInputError, match=r"column p is .*: partition by another column, or cast it"):
+        DeltaSink((tmp_path / "new").as_uri(), partition_by=("p",)).check(columns, [SLOT])
+    assert not DeltaTable.is_deltatable(str(tmp_path / "new"))
+    DeltaTable.create(tmp_path / "old", columns, partition_by=["p"])
+    with pytest.raises(InvalidInputError, match=r"column p is .*: partition by another column, or cast it"):
+        DeltaSink((tmp_path / "old").as_uri()).check(columns, [SLOT])
+    DeltaSink((tmp_path / "whole").as_uri(), partition_by=("p",)).check(
+        pa.schema({"p": pa.decimal128(10), "v": pa.int64()}), [SLOT]
+    )
+
+
+@on_disk
+def test_readers_miss_no_decimal_by_statistics(sink: DeltaSink, tmp_path: Path) -> None:
+    """The library's statistics of decimals are floats: a filter would skip the file with exactly this number."""
+    value = Decimal("-99999999999999.99")
+    columns = pa.schema({"k": pa.string(), "n": pa.decimal128(16, 2), "s": pa.struct({"n": pa.decimal128(38, 18)})})
+    made = DeltaSink((tmp_path / "new").as_uri())
+    made.check(columns, [SLOT])
+    made.check(columns, [SLOT])
+    rows = pa.RecordBatch.from_pylist([{"k": "a", "n": value, "s": {"n": value}}], schema=columns)
+    made.open(SLOT).publish([rows], marker(0))
+    found = made.table().to_pyarrow_dataset()
+    assert found.filter(ds.field("n") == pa.scalar(value, pa.decimal128(16, 2))).count_rows() == 1
+    assert found.filter(ds.field("k") == "b").count_rows() == 0
+    DeltaTable.create(tmp_path / "old", columns)
+    others = DeltaSink((tmp_path / "old").as_uri())
+    with pytest.raises(
+        InvalidInputError, match=r"column n, s .* more than 15 digits: .* readers .* would miss rows"
+    ) as told:
+        others.check(columns, [SLOT])
+    others.table().alter.set_table_properties(literal_eval(str(told.value).partition("set_table_properties(")[2][:-1]))
+    others.check(columns, [SLOT])
+    sink.check(COLUMNS, [SLOT])
+    with pytest.raises(InvalidInputError, match=r"column n of table .* more than 15 digits"):
+        DeltaSink(sink.path, merge_schema=True).check(pa.schema([*COLUMNS, columns.field("n")]), [SLOT])
+    assert sink.table().schema().to_arrow().names == ["k", "v"]
+
+
 def test_columns_are_added_if_wanted(sink: DeltaSink) -> None:
     """Only with `merge_schema`, at the start; older rows have null there, and unpublished output of before fits."""
     publish(sink, 0, 1)
@@ -323,7 +371,8 @@ def test_types_come_back(tmp_path: Path, sink: DeltaSink) -> None:
         ({"k": pa.string(), "v": pa.null()}, "column v has no type"),
         ({"k": pa.string(), "V": pa.int64(), "v": pa.int64()}, "columns V, v are the same to Delta"),
         ({"k": pa.string(), "v": pa.string()}, "column v of table .* is int64, of the result string"),
-        ({"k": pa.string(), "V": pa.int64()}, "has no column V; it has k, v"),
+        ({"k": pa.string(), "V": pa.int64()}, "has column v, the result V, which is the same to Delta: rename"),
+        ({"k": pa.string(), "w": pa.int64()}, "has no column w; it has k, v"),
     ],
 )
 @on_disk

@@ -7,13 +7,15 @@ import os
 import signal
 import time
 from collections.abc import Iterable, Iterator
+from concurrent.futures import Future
 from dataclasses import replace
 from itertools import count
+from types import SimpleNamespace
 from typing import Any
 
 import pyarrow as pa
 import pytest
-from confluent_kafka import Consumer
+from confluent_kafka import Consumer, Producer
 from confluent_kafka.admin import (  # type: ignore[attr-defined]
     AclBinding,
     AclBindingFilter,
@@ -28,7 +30,7 @@ from confluent_kafka.admin import (  # type: ignore[attr-defined]
     ResourceType,
 )
 
-from backend_client.sinks.kafka import KafkaSink, check
+from backend_client.sinks.kafka import KafkaSink, check, markers
 from backend_client.sinks.protocol import Marker, Slot, SlotPublisher
 from dstl_service.wire import CheckpointRef
 from storage.errors import FencedError, InvalidInputError, UnavailableError
@@ -123,6 +125,23 @@ def test_records_and_marker_are_one_transaction(broker: KafkaBroker, sink: Kafka
     seen = committed(broker, slot.job)
     assert [value for key, value in seen if key == "a"] == ["a1", "a2", "a3"]
     assert [value for key, value in seen if key == "b"] == ["b1", "b2"]
+
+
+def test_marker_behind_an_open_transaction_is_waited_for(broker: KafkaBroker, slot: Slot) -> None:
+    """Another job that shares the topic of markers died before its commit: a reader stops there, the slot does not."""
+    sink = KafkaSink(broker.servers, slot.job, {"socket.timeout.ms": 1000}, marker_topic=f"{slot.job}.shared")
+    sink.check(COLUMNS, [Slot(slot.job, "uid", "out", 0), slot])
+    other = Producer({"bootstrap.servers": broker.servers, "transactional.id": f"{slot.job}-other"})
+    other.init_transactions(30)
+    for checkpoint_id in (0, 1):
+        other.begin_transaction()
+        other.produce(f"{slot.job}.shared", b"a marker", key=b"other", partition=slot.number)
+        other.flush(30)
+        publish(sink, slot, checkpoint_id, f"a{checkpoint_id}")
+        with pytest.raises(UnavailableError, match=r"partition 1 of topic .* another client's transaction is open"):
+            last(sink, slot)
+        other.abort_transaction(30)
+        assert last(sink, slot) == marker(checkpoint_id)
 
 
 def test_older_publisher_is_fenced(broker: KafkaBroker, sink: KafkaSink, slot: Slot) -> None:
@@ -274,6 +293,55 @@ def test_markers_are_kept_for_ever(broker: KafkaBroker, slot: Slot, policy: str)
     markers = topic_of(broker, f"{slot.job}-markers", **{"cleanup.policy": policy})
     with pytest.raises(InvalidInputError, match=f"cleanup.policy={policy}, which deletes markers"):
         KafkaSink(broker.servers, slot.job, marker_topic=markers).check(COLUMNS, [slot])
+
+
+class ManyBrokers:
+    """Answers as the client of a cluster; its topics have one partition each."""
+
+    def __init__(self, brokers: int, **replicas: int) -> None:
+        self.made: list[NewTopic] = []
+        topics = {
+            name: SimpleNamespace(error=None, partitions={0: SimpleNamespace(replicas=list(range(number)))})
+            for name, number in replicas.items()
+        }
+        self._metadata = SimpleNamespace(brokers=dict.fromkeys(range(brokers)), topics=topics)
+
+    def __call__(self, _options: object) -> ManyBrokers:
+        return self
+
+    def list_topics(self, *_: object, **__: object) -> SimpleNamespace:
+        return self._metadata
+
+    def create_topics(self, topics: list[NewTopic]) -> dict[str, Future[None]]:
+        self.made += topics
+        done: Future[None] = Future()
+        done.set_result(None)
+        for topic in topics:
+            self._metadata.topics[topic.topic] = SimpleNamespace(error=None, partitions=[0] * topic.num_partitions)
+        return {topic.topic: done for topic in topics}
+
+
+@pytest.mark.parametrize(("brokers", "replicas", "in_sync"), [(1, 1, None), (2, 2, None), (3, 3, "2"), (9, 3, "2")])
+def test_markers_are_replicated(
+    monkeypatch: pytest.MonkeyPatch, brokers: int, replicas: int, in_sync: str | None
+) -> None:
+    """Whatever the brokers' default is: with one replica, markers could be lost and their records not."""
+    admin = ManyBrokers(brokers)
+    monkeypatch.setattr(markers, "AdminClient", admin)
+    markers.ensure_topic({}, "markers", 4)
+    (made,) = admin.made
+    assert (made.num_partitions, made.replication_factor) == (4, replicas)
+    assert (made.config or {}).get("min.insync.replicas") == in_sync
+
+
+def test_markers_have_as_many_replicas_as_records(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A topic that others have made with fewer is refused at the start."""
+    monkeypatch.setattr(check, "AdminClient", ManyBrokers(3, few=1, many=3))
+    found = check.ClusterCheck({}, {})
+    found.replicas("many", "few")
+    found.replicas("many", "many")
+    with pytest.raises(InvalidInputError, match=r"markers has 1 replicas, topic 'many' has 3: .* published twice"):
+        found.replicas("few", "many")
 
 
 def test_topic_must_take_a_whole_batch(broker: KafkaBroker, slot: Slot) -> None:

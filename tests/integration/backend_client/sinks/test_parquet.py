@@ -197,6 +197,24 @@ def test_late_entry_in_a_freed_place_changes_nothing(sink: ParquetSink) -> None:
     assert entries(store) == [newest]
 
 
+def test_an_entry_that_is_replaced_while_it_is_looked_for(sink: ParquetSink, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its successor counts. The files alone tell too little if some were deleted, and would be published again."""
+    for number in range(3):
+        publish(sink, number, number)
+
+    def others() -> None:
+        monkeypatch.setattr(parquet, "open_store", open_store)
+        publish(sink, 3, 3)
+        publish(sink, 4)
+        open_store(sink.path).delete(names(sink)[1:])
+
+    slow = CountingStore(open_store(sink.path))
+    slow.before["get"] = others
+    monkeypatch.setattr(parquet, "open_store", lambda *_, **__: slow)
+    assert last(sink) == marker(4)
+    assert "get" not in slow.before
+
+
 def entries(store: ObjectStore) -> list[str]:
     return sorted(info.key for info in store.list(ENTRIES))
 
@@ -279,8 +297,9 @@ def test_records_of_a_changed_query_are_one_file(sink: ParquetSink) -> None:
     assert publisher.publish([batch(1), new, batch(3)], marker(0)) == 3
     table = pq.read_table(io.BytesIO(open_store(sink.path).get(names(sink)[0])))
     assert table.to_pydict() == {"k": ["1", None, "3"], "v": [1, 2, 3], "w": [None, "x", None]}
-    with pytest.raises(UnavailableError, match="before and after a change of the query does not fit into one file"):
-        publisher.publish([batch(1), pa.record_batch({"v": ["text"]})], marker(1))
+    for before, after in ((batch(1), ["text"]), (batch(2**53 + 1), [0.5])):
+        with pytest.raises(UnavailableError, match="before and after a change of the query does not fit into one file"):
+            publisher.publish([before, pa.record_batch({"v": after})], marker(1))
     publisher.close()
     assert (last(sink), seen(sink)) == (marker(0), [1, 2, 3])
 
@@ -389,10 +408,13 @@ def test_wide_files(sink: ParquetSink) -> None:
     assert last(sink) == marker(0)
 
 
-def test_foreign_files_are_errors(sink: ParquetSink) -> None:
+@pytest.mark.parametrize(
+    "data", [b"something else", b"", b"PAR1", b"\xff\xff\xff\xffPAR1", b"x" * 100 + b"\x10\0\0\0PAR1"]
+)
+def test_foreign_files_are_errors(sink: ParquetSink, data: bytes) -> None:
     """A file that the sink did not write is never taken for its own."""
-    open_store(sink.path).put("out-uid-00001-000000000000.parquet", b"something else")
-    with pytest.raises(CorruptDataError, match="is not a Parquet file"):
+    open_store(sink.path).put("out-uid-00001-000000000000.parquet", data)
+    with pytest.raises(CorruptDataError, match=r"is not a Parquet file|has no marker"):
         sink.open(SLOT)
 
 

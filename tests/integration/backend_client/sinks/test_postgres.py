@@ -20,7 +20,7 @@ import psycopg
 import pyarrow as pa
 import pytest
 
-from backend_client.sinks.postgres import PostgresSink
+from backend_client.sinks.postgres import PostgresSink, silence
 from backend_client.sinks.protocol import Marker, Slot
 from dstl_service.wire import CheckpointRef
 from storage.errors import FencedError, InvalidInputError, UnavailableError
@@ -286,6 +286,22 @@ def test_table_is_checked(server: PostgresServer, slot: Slot, definition: str, m
         PostgresSink(server.conninfo, name).check(COLUMNS, [slot])
 
 
+def test_decimals_that_would_be_rounded_are_refused(server: PostgresServer, slot: Slot) -> None:
+    """PostgreSQL rounds to the digits of the column without a word; also in arrays and domains."""
+    with psycopg.connect(server.conninfo) as connection:
+        connection.execute("create domain money2 as numeric(10, 2)")
+        connection.execute(
+            "create table prices (a numeric(10, 2), b numeric(10, 2)[], c money2, d numeric, e numeric(9))"
+        )
+    sink = PostgresSink(server.conninfo, "prices")
+    exact = pa.decimal128(10, 2)
+    sink.check(pa.schema({"a": exact, "b": pa.list_(exact), "c": exact, "d": pa.decimal128(38, 18)}), [slot])
+    more = pa.decimal128(10, 3)
+    for name, given in (("a", more), ("b", pa.list_(more)), ("c", more), ("e", exact)):
+        with pytest.raises(InvalidInputError, match=f"column {name} is .* in table prices: cast it in the query, or"):
+            sink.check(pa.schema({name: given}), [slot])
+
+
 def test_domains_and_own_types_fit(server: PostgresServer, slot: Slot) -> None:
     """A domain counts as its base type; text goes into all that PostgreSQL reads from text."""
     with psycopg.connect(server.conninfo) as connection:
@@ -322,6 +338,55 @@ def test_user_needs_no_more_rights_than_it_uses(
         PostgresSink(theirs.conninfo, table, key=("k",), delete_when="v").check(
             pa.schema({"k": pa.string(), "v": pa.bool_()}), [slot]
         )
+
+
+@pytest.mark.parametrize("rights", ["login", "login superuser"])
+def test_markers_of_a_stranger_are_refused(server: PostgresServer, table: str, slot: Slot, rights: str) -> None:
+    """Whoever may create tables in the schema could give the one of the markers a trigger, with the sink's rights."""
+    stranger, user = (f"u{next(_numbers)}" for _ in range(2))
+    markers = f"markers{next(_numbers)}"
+    PostgresSink(server.conninfo, table, markers=markers).check(COLUMNS, [slot])
+    with psycopg.connect(server.conninfo) as connection:
+        connection.execute(f"create role {stranger}; create role {user} {rights}; grant insert on {table} to {user}")
+        connection.execute(f"alter table {markers} owner to {stranger}; grant all on {markers} to public")
+    conninfo = server.conninfo.replace(f"user={server.user}", f"user={user}")
+    sink = PostgresSink(conninfo, table, markers=markers)
+    with pytest.raises(InvalidInputError, match=f"{markers} of the sink's markers belongs to user {stranger}, whose"):
+        sink.check(COLUMNS, [slot])
+    with psycopg.connect(server.conninfo) as connection:
+        connection.execute(f"alter table {markers} owner to {user}")
+    sink.check(COLUMNS, [slot])
+
+
+def test_a_server_that_hangs_is_given_up(slot: Slot, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its host still takes what is sent, so the session would wait for ever; a long statement is waited for."""
+    monkeypatch.setattr(silence, "_LOOK_EVERY_S", 0.2)
+    with PostgresServer() as own:
+        with psycopg.connect(own.conninfo) as connection:
+            connection.execute("create table t (k text, v bigint)")
+            connection.execute(
+                "create function slow() returns trigger language plpgsql as "
+                "'begin perform pg_sleep(1); return new; end'"
+            )
+            connection.execute("create trigger slow before insert on t for each statement execute function slow()")
+        sink = PostgresSink(f"{own.conninfo} connect_timeout=2", "t")
+        sink.check(COLUMNS, [slot])
+        assert publish(sink, slot, 0, batch(a=1)) == 1
+        publisher = sink.open(slot)
+        with psycopg.connect(own.conninfo) as connection:
+            query = "select pid from pg_stat_activity where application_name like 'dstl-%'"
+            processes = [own.pid, *(pid for (pid,) in connection.execute(query))]
+        for pid in processes:
+            os.kill(pid, signal.SIGSTOP)
+        try:
+            with pytest.raises(UnavailableError, match="check that the server is up and reachable"):
+                publisher.publish([batch(a=2)], marker(1))
+        finally:
+            for pid in processes:
+                os.kill(pid, signal.SIGCONT)
+        publisher.close()
+        assert publish(sink, slot, 1, batch(a=2)) == 1
+        assert rows(sink) == [("a", 1), ("a", 2)]
 
 
 def test_user_options_hold(server: PostgresServer, slot: Slot) -> None:

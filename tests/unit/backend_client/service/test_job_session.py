@@ -10,7 +10,7 @@ import pytest
 from backend_client.service import job_session
 from backend_client.service.job_session import JobSession, connect, kept_client
 from backend_client.settings import BackendSettings
-from storage.errors import InvalidInputError
+from storage.errors import FencedError, InvalidInputError
 
 
 @pytest.fixture
@@ -87,3 +87,30 @@ def test_service_learns_the_storage() -> None:
     JobSession.open(client, BackendSettings("s3://bucket/prefix", "job", service="unix:///s"))
 
     assert sent[0]["storage"] == "s3://bucket/prefix"
+
+
+@pytest.mark.parametrize(("stored", "is_other"), [(1, False), (2, True)])
+def test_a_driver_learns_that_it_was_overtaken(monkeypatch: pytest.MonkeyPatch, stored: int, *, is_other: bool) -> None:
+    """A query without new rows completes no checkpoint, which would tell it."""
+    answer = {"job": "job", "job_uid": "u", "epoch": 1, "max_parallelism": 8, "latest": None}
+    closed: list[bool] = []
+
+    class Client:
+        def post(self, _path: str, _body: Any) -> Any:
+            return {**answer, "service_id": "s"}
+
+        def get(self, _path: str) -> Any:
+            return {**answer, "epoch": stored}
+
+        def close(self) -> None:
+            closed.append(True)
+
+    client: Any = Client()
+    monkeypatch.setattr(job_session, "connect", lambda _settings, _patience_s: client)
+    session = JobSession.open(client, BackendSettings("file:///s", "job", service="unix:///s"))
+    if is_other:
+        with pytest.raises(FencedError, match="taken over by epoch 2"):
+            session.check_owned()
+    else:
+        session.check_owned()
+    assert closed == [True]

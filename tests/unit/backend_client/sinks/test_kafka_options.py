@@ -37,6 +37,12 @@ def test_spark_options_become_those_of_librdkafka() -> None:
     assert producer_options("b:1", found)["partitioner"] == "murmur2_random"
 
 
+@pytest.mark.parametrize("name", ["enable.ssl.certificate.verification", "https.ca.location", "oauth_cb"])
+def test_all_clients_of_a_sink_connect_alike(name: str) -> None:
+    """What the producers need to reach the brokers, the readers of markers and the checks need, too."""
+    assert connection_options("b:1", {name: "x"})[name] == "x"
+
+
 @pytest.mark.parametrize(
     ("options", "message"),
     [

@@ -164,16 +164,52 @@ def test_lost_marker_is_an_error() -> None:
 @pytest.mark.parametrize(
     ("at", "target", "is_set_back"),
     [
-        (ref(5), Target(ref(9), marked_slots=4, published=6), True),
-        (ref(6), Target(ref(9), marked_slots=4, published=6), False),
-        (ref(5), Target(ref(9), marked_slots=3, published=6), False),
-        (ref(5), Target(ref(9), marked_slots=4), False),
+        (5, Target(ref(9), marked_slots=4, published=6), True),
+        (6, Target(ref(9), marked_slots=4, published=6), False),
+        (5, Target(ref(9), marked_slots=3, published=6), False),
+        (5, Target(ref(9), marked_slots=4), False),
         (None, Target(ref(9), marked_slots=4, published=6), False),
     ],
 )
-def test_system_that_was_set_back(at: CheckpointRef | None, target: Target, is_set_back: bool) -> None:
+def test_system_that_was_set_back(at: int | None, target: Target, is_set_back: bool) -> None:
     """A slot in use stands before what the job knows to be published; a slot that was not in use may."""
     assert target.is_set_back(SLOT, at) is is_set_back
+
+
+@pytest.mark.parametrize(
+    ("published", "target"),
+    [
+        (CheckpointRef(2, 0, "lost"), Target(ref(2))),
+        (CheckpointRef(2, 0, "lost"), Target(ref(1), is_first=True)),
+        (CheckpointRef(2, 7 * BRANCH_GENERATIONS, "lost"), Target(ref(1, 7), starts_branch=True, is_first=True)),
+    ],
+)
+def test_lost_checkpoint_is_an_error(published: CheckpointRef, target: Target) -> None:
+    """I3: a storage that was set back: new output under the id of what was published is not taken for published."""
+    sink = MemorySink(Marker("uid", 3, published))
+    with pytest.raises(
+        ConflictError, match=r"published checkpoint 2\..*\.lost, which job 'job' does not have: .* before"
+    ):
+        publish(sink, target)
+    assert (sink.records, sink.closed) == ([], 1)
+
+
+def test_slot_of_a_newer_driver_is_published() -> None:
+    """A paused driver goes on after its successor has published more: its own checkpoints are among that."""
+    sink = MemorySink(Marker("uid", 3, ref(2)))
+    publish(sink, Target(ref(1)))
+    publish(sink, Target(ref(2), is_first=True))
+    assert sink.records == []
+
+
+def test_system_that_was_set_back_before_a_rewind() -> None:
+    """The rewind's target has no output from before it: what the system lost would never be published."""
+    target = Target(ref(2, 7), starts_branch=True, marked_slots=4, published=1)
+    first = Slot("job", "uid", "output", 0)
+    with pytest.raises(ConflictError, match=r"had published checkpoint 1, and stands at 0: .* Rewind the job to .* 0 "):
+        is_due(Marker("uid", 0, ref(0)), first, target)
+    assert is_due(Marker("uid", 0, ref(0, 5), ((0, 1),)), first, target)
+    assert is_due(Marker("uid", 3, ref(0)), SLOT, target)  # it may have been out of use
 
 
 @pytest.mark.parametrize("earlier", [(), ((0, 4),), ((0, 4), (12, 9))])

@@ -11,7 +11,7 @@ from backend_client.sinks.slot_publishing import Target
 from backend_client.spark.output import publisher as publisher_module
 from backend_client.spark.output.publisher import BacklogLimits, Publisher
 from dstl_service.wire import CheckpointRef
-from storage.errors import InvalidInputError, UnavailableError
+from storage.errors import FencedError, InvalidInputError, UnavailableError
 from tests.waiting import wait_until
 
 
@@ -26,6 +26,7 @@ class System:
         self.is_up = threading.Event()
         self.published: list[int] = []
         self.newest: list[int] = []
+        self.first: list[int] = []
         self.refused = 0
 
     def __call__(self, wanted: Target) -> int:
@@ -39,6 +40,7 @@ class System:
         self.published.append(wanted.checkpoint.id)
         assert wanted.newest is not None
         self.newest.append(wanted.newest.id)
+        self.first += [wanted.checkpoint.id] if wanted.is_first else []
         return 10
 
 
@@ -62,6 +64,7 @@ def test_published_in_order(system: System, publisher: Publisher) -> None:
     assert publisher.drain()
     assert system.published == [0, 1, 2, 3, 4]
     assert (publisher.published, publisher.records, publisher.backlog) == (4, 50, (0, 0))
+    assert system.first == [0]
 
 
 def test_failures_are_repeated_and_block_only_at_the_bound(system: System, publisher: Publisher) -> None:
@@ -152,3 +155,33 @@ def test_limits_are_checked(wrong: dict[str, float]) -> None:
     """Bad input names the bound."""
     with pytest.raises(InvalidInputError, match=next(iter(wrong))):
         BacklogLimits(**wrong)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("is_other", [True, False])
+@pytest.mark.parametrize("kind", ["FencedError", "ConflictError"])
+def test_a_driver_that_was_overtaken_stops_publishing(kind: str, *, is_other: bool) -> None:
+    """Each of its tries would fence its successor's; a publisher of its own that was fenced tries again."""
+    tries: list[int] = []
+
+    def fenced(wanted: Target) -> int:
+        tries.append(wanted.checkpoint.id)
+        if len(tries) < 3:
+            raise RuntimeError(f"Job aborted\nstorage.errors.{kind}: slot 0 was opened by another publisher")
+        return 1
+
+    def check() -> None:
+        if is_other:
+            raise FencedError.taken_over("job", 1, 2)
+
+    made = Publisher("sink 'x'", fenced, BacklogLimits(2, 100, patience_s=60), None, check)
+    made.submit(target(0), 10)
+    if is_other:
+        with pytest.raises(FencedError, match="taken over by epoch 2"):
+            made.drain()
+        with pytest.raises(FencedError):
+            made.wait_for_room()
+        assert tries == [0]
+    else:
+        assert made.drain()
+        assert tries == [0, 0, 0]
+    made.close()

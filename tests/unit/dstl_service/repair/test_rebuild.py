@@ -399,6 +399,20 @@ def test_ids_of_lost_checkpoints_come_again_on_another_branch(published: Story) 
     assert check_job(published.store, "job").problems == []
 
 
+def test_checkpoint_of_which_nothing_is_left_may_have_been_published(with_sink: Story) -> None:
+    """I3: its manifest and object are lost, the one before is sound: its id comes again on another branch."""
+    with_sink.store.delete([with_sink.object_of(LAST), with_sink.keys("checkpoints/")[-1]])
+    with_sink.lose("job.json")
+    del with_sink.refs[LAST:], with_sink.contents[LAST:]
+
+    report = with_sink.rebuild()
+
+    assert (report.sinks, report.lost) == (["output"], [])
+    assert CheckpointRef.parse(report.checkpoint).branch == report.branch > 2
+    assert with_sink.restored(report.checkpoint) == with_sink.contents[-1]
+    assert check_job(with_sink.store, "job").problems == []
+
+
 @pytest.mark.parametrize("dies", [False, True])
 def test_driver_from_before_a_rebuilds_branch_is_fenced(with_sink: Story, *, dies: bool) -> None:
     """I4: a rebuild that begins a branch ends the one before, even if it dies after the new one's first manifest."""

@@ -56,6 +56,15 @@ def test_types_fit_that_keep_the_meaning(given: pa.DataType, names: str) -> None
     )
 
 
+def test_decimals_are_not_rounded() -> None:
+    """A column that says how many digits it has after the point must have enough; it would round in silence."""
+    money = ColumnType("numeric", "N", scale=2)
+    assert fits(pa.decimal128(38, 2), money)
+    assert not fits(pa.decimal128(10, 3), money)
+    assert not fits(pa.list_(pa.decimal128(10, 3)), ColumnType("_numeric", "A", money))
+    assert str(money) == "numeric with 2 digits after the point"
+
+
 def test_lists_fit_arrays_of_their_elements() -> None:
     """Only of the right elements; the message names the type to create."""
     array = ColumnType("_int8", "A", ColumnType("int8", "N"))

@@ -68,11 +68,9 @@ class ChangeColumns(NamedTuple):
         return ChangeColumns(self.keys.slice(begin, end - begin), self.values.slice(begin, end - begin))
 
     def pieces(self, size_bytes: int) -> Iterator[ChangeColumns]:
-        """Yield the changes in parts of about this size in bytes."""
-        total = self.keys.nbytes + self.values.nbytes
-        rows = max(1, len(self.keys) // (total // size_bytes + 1) + 1)
-        for begin in range(0, len(self.keys), rows):
-            yield ChangeColumns(self.keys.slice(begin, rows), self.values.slice(begin, rows))
+        """Yield the changes in parts of about this size in bytes; one of several changes exceeds it by at most one."""
+        for begin, end in _parts(self, size_bytes):
+            yield ChangeColumns(self.keys.slice(begin, end - begin), self.values.slice(begin, end - begin))
 
 
 def in_columns(changes: Iterable[tuple[bytes, bytes | None]]) -> Iterator[ChangeColumns]:
@@ -171,14 +169,17 @@ def merge_change_sets(
 
 
 def _encode_in_pieces(table: pa.Table, size_bytes_max: int) -> Iterator[tuple[bytes, int]]:
-    if table.num_rows == 0:
-        return
-    sizes = sum(pc.fill_null(pc.binary_length(table.column(i)), 0).to_numpy().astype(np.int64) for i in (0, 1))
-    piece_of = (np.cumsum(sizes) - sizes) // size_bytes_max
-    begins = [0, *(np.flatnonzero(np.diff(piece_of)) + 1).tolist(), table.num_rows]
-    for begin, end in pairwise(begins):
+    for begin, end in _parts(table.columns[:2], size_bytes_max):
         piece = table.slice(begin, end - begin).select([0, 1]).cast(SCHEMA).combine_chunks()
         yield _encode(ChangeColumns(*(column.chunk(0) for column in piece.columns))), end - begin
+
+
+def _parts(columns: Sequence[pa.Array | pa.ChunkedArray], size_bytes: int) -> Iterator[tuple[int, int]]:
+    """Yield where parts of about this size begin and end: long values may be neighbours, so their own sizes count."""
+    if len(columns[0]):
+        sizes = sum(pc.fill_null(pc.binary_length(column), 0).to_numpy().astype(np.int64) for column in columns)
+        part_of = (np.cumsum(sizes) - sizes) // size_bytes
+        yield from pairwise([0, *(np.flatnonzero(np.diff(part_of)) + 1).tolist(), len(sizes)])
 
 
 def _slice(table: pa.Table, key_groups: KeyGroupRange) -> pa.Table:

@@ -10,6 +10,7 @@ import pyarrow.compute as pc
 
 from backend_client.columnar.processor import ColumnarProcessor, KeyBatch, KeyResults, OutputMode
 from backend_client.columnar.reductions import Groups
+from backend_client.columnar.values import Ints
 from storage.errors import InvalidInputError
 
 _MICROSECOND = timedelta(microseconds=1)
@@ -65,21 +66,53 @@ class Deduplicate(ColumnarProcessor):
         on_time = times > watermark_us
         order = order[on_time[order]]
         kept_us = pc.fill_null(batch.state.column(0), 0).to_numpy(zero_copy_only=False).copy()
-        known = batch.has_state.copy()
-        passed, changed = np.zeros(len(times), np.bool_), np.zeros(len(known), np.bool_)
-        while len(order):
-            # Each round passes each key's first row that repeats no passed one, until no key has any.
-            keys = key_of_row[order]
-            order = order[~known[keys] | (times[order] >= kept_us[keys] + self._within_us)]
-            first = order[np.diff(key_of_row[order], prepend=-1) != 0]
-            passed[first] = True
-            kept_us[key_of_row[first]] = times[first]
-            known[key_of_row[first]] = changed[key_of_row[first]] = True
+        keys = key_of_row[order]
+        order = order[~batch.has_state[keys] | (times[order] >= kept_us[keys] + self._within_us)]
+        keys = key_of_row[order]
+        passing = _spaced(keys, times[order], self._within_us)
+        passed, changed = np.zeros(len(times), np.bool_), np.zeros(len(kept_us), np.bool_)
+        passed[order[passing]] = True
+        last = passing[np.diff(keys[passing], append=-1) != 0]
+        kept_us[keys[last]] = times[order[last]]
+        changed[keys[last]] = True
         return KeyResults(
             state=pa.RecordBatch.from_arrays([pa.array(kept_us)], schema=_STATE),
             output=batch.rows.filter(pa.array(passed)),
-            keep=known,
+            keep=batch.has_state | changed,
             expires_ms=-(-(kept_us + self._within_us) // 1000),
             late_rows=int(np.count_nonzero(~on_time)) - column.null_count,
             changed=changed,
         )
+
+
+def _spaced(keys: Ints, times: Ints, distance: int) -> Ints:
+    """
+    Return the places of each key's first time and then of the next one at least `distance` later, in order.
+
+    The work does not depend on how many times of a key are passed: a key may have most rows of a batch.
+
+    Args:
+        keys: The number of each time's key, in order.
+        times: The times, those of a key in order.
+        distance: Greater than 0.
+    """
+    first = np.flatnonzero(np.diff(keys, prepend=-1))
+    counts = np.diff(first, append=len(keys))
+    if not np.any(times >= np.repeat(times[first], counts) + distance):
+        return first
+    # Times and their successors' earliest times in one order; a successor's place is the number of times before.
+    number = len(keys)
+    is_time = np.repeat([False, True], number)
+    merged = np.lexsort((is_time, np.concatenate([times + distance, times]), np.tile(keys, 2)))
+    places = np.cumsum(is_time[merged])[~is_time[merged]]
+    jump = np.full(number + 1, number)
+    jump[:-1] = places
+    # A place beyond the key's own times is none.
+    jump[:-1][places >= np.repeat(first + counts, counts)] = number
+    found = np.zeros(number + 1, np.bool_)
+    found[first] = True
+    while np.any(jump[:-1][found[:-1]] < number):
+        # Twice as many steps from the first times as in the round before.
+        found[jump[found]] = True
+        jump = jump[jump]
+    return np.flatnonzero(found[:-1])

@@ -6,6 +6,7 @@ import json
 import logging
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from decimal import Decimal
 from itertools import zip_longest
 
 import pyarrow as pa
@@ -25,6 +26,8 @@ logger = logging.getLogger("backend_client")
 
 _UNIT = "dstl.unit"
 """Metadata key for the unit of a stored time; Spark's types do not distinguish units."""
+_WINDOW = "dstl.window"
+"""Metadata key for the size of a stored window in microseconds; keys have only the windows' starts."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -105,11 +108,14 @@ class ColumnarPlan:
         schema = self.processor.state_schema(self.rows)
         StateColumns(schema)
         columns = spark_schema(schema)
+        windows = self.processor.windows
         for column, field in zip(columns, schema, strict=True):
+            if windows is not None:
+                column.metadata = {**column.metadata, _WINDOW: windows.size_us}
             if pa.types.is_timestamp(field.type) or pa.types.is_duration(field.type):
                 column.metadata = {**column.metadata, _UNIT: field.type.unit}
         states = {STATE: StateInfo(1, STATE, columns.json())}
-        if self.processor.windows is not None or self.processor.expires:
+        if windows is not None or self.processor.expires:
             states[INDEX] = StateInfo(2, INDEX, StructType().json())
         return states
 
@@ -117,7 +123,8 @@ class ColumnarPlan:
         """
         Compare the state's columns with those of stored state, whose bytes only its own columns can read.
 
-        A time stored before units were recorded is assumed to have the processor's unit.
+        A time stored before units were recorded is assumed to have the processor's unit, and a window stored before
+        sizes were, the processor's size.
 
         Raises:
             InvalidInputError: The columns differ; the message names the first difference.
@@ -138,8 +145,8 @@ class ColumnarPlan:
             )
             raise InvalidInputError(
                 f"the columnar state of operator {operator!r} was stored with {was} where its processor has {now}; "
-                "columnar state cannot change its columns: use the former columns again, or start with another job "
-                "name and checkpointLocation"
+                "columnar state cannot change its columns or windows: use the former ones again, or start with "
+                "another job name and checkpointLocation"
             )
 
     def output_schema(self) -> StructType:
@@ -209,6 +216,7 @@ def _fields(schema: str) -> list[StructField]:
 
 
 def _kind(field: StructField) -> str:
-    """Return a field's type, with its unit if it is a time."""
-    unit = field.metadata.get(_UNIT)
-    return field.dataType.simpleString() + ("" if unit is None else f" in {unit}")
+    """Return a field's type, with its unit if it is a time, and the size of its window."""
+    unit, size_us = field.metadata.get(_UNIT), field.metadata.get(_WINDOW)
+    window = "" if size_us is None else f" per window of {Decimal(size_us).scaleb(-6).normalize():f} s"
+    return field.dataType.simpleString() + ("" if unit is None else f" in {unit}") + window

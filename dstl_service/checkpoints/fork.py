@@ -112,9 +112,9 @@ def fork_job(
     assert begins is not None
     deletions.check(fork)
     made.finish_fork()
-    made.check_not_ended()
-    parent.savepoints.discard(begins.savepoint)
     first = made.newest()
+    made.check_not_ended()  # a deletion ends the life before it takes manifests
+    parent.savepoints.discard(begins.savepoint)
     assert first is not None
     return ForkReport(job, fork, begins.checkpoint.to_text(), first.ref.to_text(), is_new)
 

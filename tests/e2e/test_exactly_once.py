@@ -340,6 +340,9 @@ def test_guarantees_that_cannot_be_kept_are_refused(
         result.writeStream.sink(sink).guarantee("at-most-once").option("checkpointLocation", location).start()
     with pytest.raises(InvalidInputError, match="has an operator 'Totals': give the sink another name"):
         result.writeStream.sink(sink, name="Totals").option("checkpointLocation", location).start()
+    deferred = totals(make_backend(failover="deferred"), read_input(spark, tmp_path / "in")).writeStream
+    with pytest.raises(InvalidInputError, match="failover='deferred' is not possible with a sink of Spark"):
+        deferred.format("parquet").option("checkpointLocation", location).start(str(tmp_path / "out"))
 
 
 def test_spark_options_of_kafka(spark: SparkSession, make_backend: Backends, tmp_path: Path) -> None:

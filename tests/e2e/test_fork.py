@@ -44,16 +44,31 @@ class Queries:
         job: str = "job",
         location: str | None = None,
         own: Callable[[DataFrame], DataFrame] = lambda stream: stream,
+        *,
+        by_spark: bool = False,
         **options: Any,
     ) -> None:
-        """Run a job's query, one file per batch, over this many files, after an operator of Spark's `own`."""
+        """
+        Run a job's query, one file per batch, over this many files.
+
+        Args:
+            upto: How many files.
+            job: The job.
+            location: The name of the Spark checkpoint; the job's by default.
+            own: An operator of Spark's own before that of the backend.
+            by_spark: Whether the output goes to Spark's own file sink.
+            options: Settings of the backend.
+        """
         write_input(self._folder / "in", FILES[:upto])
         backend = self._make(job, **options)
         result = backend.transform_with_state(
             own(read_input(self._spark, self._folder / "in")).groupBy("k"), Totals(), OUTPUT, "Update", "None"
         )
         (self._folder / "out" / job).mkdir(parents=True, exist_ok=True)
-        writer = result.writeStream.sink(ParquetSink(f"file://{self._folder / 'out' / job}"), slots=1)
+        out = self._folder / "out" / job
+        writer = result.writeStream.sink(ParquetSink(f"file://{out}"), slots=1)
+        if by_spark:
+            writer = result.writeStream.format("parquet").option("path", str(out))
         writer = writer.option("checkpointLocation", str(self.location(location or job)))
         query = writer.trigger(availableNow=True).start()
         query.awaitTermination(180)
@@ -67,6 +82,10 @@ class Queries:
         """Return the records that a job has published, sorted."""
         files = sorted((self._folder / "out" / job).glob("*.parquet"))
         return sorted(tuple(row.values()) for file in files for row in pq.read_table(file).to_pylist())
+
+    def written(self, job: str) -> list[tuple[Any, ...]]:
+        """Return the rows that Spark's file sink has written, as Spark reads them, sorted."""
+        return sorted(map(tuple, self._spark.read.parquet(str(self._folder / "out" / job)).collect()))
 
     def totals(self, job: str) -> list[tuple[Any, ...]]:
         """Return a job's stored state."""
@@ -111,3 +130,13 @@ def test_fork_begins_where_its_parent_stood(
     with pytest.raises(ConflictError, match="forks need its objects: fork"):
         Deletions(open_store(queries.storage), SystemClock(), SystemIds()).bury("job", "test", 0)
     assert main(["fsck", "--storage", queries.storage, "fork"]) == 0
+
+
+def test_output_of_a_fork_is_read_by_spark(
+    spark: SparkSession, make_backend: Callable[..., ChangelogStateBackend], tmp_path: Path
+) -> None:
+    """I14: Spark's file sink has all output of a fork; its log begins with 0, or Spark would refuse to read it."""
+    queries = Queries(spark, make_backend, tmp_path)
+    queries.run(2)
+    queries.run(4, "fork", by_spark=True, fork_of="job", fork_location=str(queries.location("job")))
+    assert queries.written("fork") == outputs(2, 4)

@@ -15,7 +15,7 @@ from pyspark.sql import SparkSession
 from pyspark.sql.streaming import DataStreamWriter, StreamingQuery
 from pyspark.sql.types import StructType
 
-from backend_client.settings import EXACT
+from backend_client.settings import EXACT, BackendSettings
 from backend_client.sinks.protocol import Sink
 from backend_client.spark.api.published_query import PublishedQuery
 from backend_client.spark.api.query_jobs import QueryJobs
@@ -32,6 +32,7 @@ from backend_client.spark.output.spark_sinks import (
     open_table,
     option_texts,
     partition_names,
+    skips_batches,
     writes_once,
 )
 from backend_client.spark.private.session import setting
@@ -259,9 +260,14 @@ class StatefulStreamWriter:
         return frozenset(filter(None, map(str.strip, str(self._option("abandonoutput") or "").split(","))))
 
     def _function_plan(self, function: BatchFunction | ForeachRows, request: SinkRequest | None) -> OutputPlan:
-        once = request is not None and writes_once(self._query.spark, request)
         return function_plan(
-            function, self._guarantee(), self._abandoned(), writes_once=once, numbers_batches=request is not None
+            function,
+            self._guarantee(),
+            self._abandoned(),
+            writes_once=request is not None and writes_once(self._query.spark, request),
+            numbers_batches=request is not None,
+            skips_batches=request is not None and skips_batches(request),
+            failover=self._settings.failover,
         )
 
     def _sink_plan(self, plan: SinkPlan) -> SinkPlan:
@@ -270,6 +276,11 @@ class StatefulStreamWriter:
         if self._function is not None or self._format is not None:
             raise InvalidInputError("the query has a sink(…) and another output; use one of them")
         return replace(plan, abandoned=self._abandoned())
+
+    @property
+    def _settings(self) -> BackendSettings:
+        settings = self._jobs.settings_for(self._query_name)
+        return replace(settings, failover=EXACT) if self._ends else settings
 
     def _location(self) -> str:
         location = self._options.get("checkpointLocation")
@@ -301,8 +312,7 @@ class StatefulStreamWriter:
                 f"a query named {self._query_name!r} is already active in this session; stop it first, or use another "
                 "queryName"
             )
-        settings = self._jobs.settings_for(self._query_name)
-        query = replace(self._query, settings=replace(settings, failover=EXACT) if self._ends else settings)
+        query = replace(self._query, settings=self._settings)
         check_worker_python(spark)
         log = CheckpointLog(spark, location)
         runner = BatchRunner.open(query, output, log, self._jobs.reports)

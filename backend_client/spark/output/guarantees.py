@@ -6,6 +6,7 @@ The state is exactly once whatever is chosen.
 
 from __future__ import annotations
 
+from backend_client.settings import EXACT
 from backend_client.spark.output.outputs import FunctionPlan, OutputPlan
 from backend_client.spark.output.spark_sinks import BatchFunction, ForeachRows
 from storage.errors import InvalidInputError
@@ -29,6 +30,8 @@ def function_plan(
     *,
     writes_once: bool,
     numbers_batches: bool,
+    skips_batches: bool,
+    failover: str,
 ) -> OutputPlan:
     """
     Return the output of a query whose batches a function writes.
@@ -39,14 +42,22 @@ def function_plan(
         abandoned: See `outputs.closed_sinks`.
         writes_once: Whether the function skips a batch that it has written before, as Spark's file sinks do.
         numbers_batches: Whether it is one of Spark's sinks, which know batches by their ids.
+        skips_batches: Whether it leaves out a batch whose id it has seen.
+        failover: The query's failover mode.
 
     Raises:
-        InvalidInputError: The function cannot keep the guarantee.
+        InvalidInputError: The function cannot keep the guarantee, or not in this failover mode.
     """
     if guarantee == EXACTLY_ONCE and not writes_once:
         raise InvalidInputError(
             "guarantee='exactly-once' needs a sink that writes once or publishes what a checkpoint holds: a file "
             "format, format('kafka'), or sink(…) with KafkaSink, PostgresSink, ParquetSink, DeltaSink or your own; "
             "foreachBatch, foreach and Spark's other sinks are 'at-least-once' or 'at-most-once'"
+        )
+    if skips_batches and guarantee != AT_MOST_ONCE and failover != EXACT:
+        raise InvalidInputError(
+            f"failover={failover!r} is not possible with a sink of Spark that leaves out batches that it has seen: one "
+            "that is executed again may have rows that waited the first time, and their output would be lost. Use "
+            "sink(…) with ParquetSink or another one, guarantee('at-most-once'), or failover='exact'"
         )
     return FunctionPlan(function, guarantee == AT_MOST_ONCE, abandoned, numbers_batches)

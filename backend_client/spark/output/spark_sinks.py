@@ -64,6 +64,11 @@ def writes_once(spark: SparkSession, request: SinkRequest) -> bool:
     return request.format not in _SPECIAL and Format(spark, request.format).is_of_files
 
 
+def skips_batches(request: SinkRequest) -> bool:
+    """Return whether the sink leaves out a batch whose id it has seen: those of Spark with a memory of their own do."""
+    return request.format.lower() not in _SPECIAL.keys() - {"memory"}
+
+
 def open_table(spark: SparkSession, name: str, request: SinkRequest) -> BatchFunction:
     """
     Return the function that appends to a table of files, which is created if it does not exist.

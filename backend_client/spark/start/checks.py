@@ -16,7 +16,7 @@ from backend_client.settings import BackendSettings
 from backend_client.spark.columnar_plan import ColumnarPlan
 from backend_client.spark.query import Operator, Query
 from backend_client.spark.start.failover_checks import check_failover
-from backend_client.spark.start.fork_start import check_fork, check_fork_input, is_at_fork
+from backend_client.spark.start.fork_start import check_fork, check_fork_input, is_at_fork, parent_log
 from backend_client.spark.start.idle_ticks import check_idle_ticks
 from backend_client.spark.start.operator_modes import COLUMNS, ROWS, check_modes
 from backend_client.spark.start.operator_tables import OperatorTables, assign_tables
@@ -90,7 +90,7 @@ def _check_checkpoint(query: Query, log: CheckpointLog, latest: CheckpointInfo |
         return
     if is_at_fork(latest):
         check_fork_input(query.source, settings)
-        check_fork(log, latest, settings)
+        check_fork(log, latest, settings, parent_log(query.spark, settings))
         return
     if query_id is None:
         raise InvalidInputError(

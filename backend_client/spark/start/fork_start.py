@@ -50,6 +50,11 @@ def is_at_fork(latest: CheckpointInfo) -> bool:
     return latest.base is None and latest.forked_from is not None
 
 
+def parent_log(spark: SparkSession, settings: BackendSettings) -> CheckpointLog | None:
+    """Return the Spark checkpoint of the query of a fork's parent; None if it is not known."""
+    return None if settings.fork_location is None else CheckpointLog(spark, settings.fork_location)
+
+
 def check_fork_input(source: DataFrame, settings: BackendSettings) -> None:
     """
     Check what the first operator of a fork that has had no batch yet reads.
@@ -66,26 +71,49 @@ def check_fork_input(source: DataFrame, settings: BackendSettings) -> None:
         )
 
 
-def check_fork(log: CheckpointLog, latest: CheckpointInfo, settings: BackendSettings) -> None:
+def check_fork(
+    log: CheckpointLog, latest: CheckpointInfo, settings: BackendSettings, parent: CheckpointLog | None
+) -> None:
     """
     Check that the Spark checkpoint of a fork that has had no batch yet is a new one, or one made for it.
 
+    Args:
+        log: The Spark checkpoint.
+        latest: The checkpoint with which the fork begins.
+        settings: Its settings.
+        parent: The result of `parent_log`.
+
     Raises:
-        InvalidInputError: It is the parent's or another query's, or `fork_location` is missing.
+        InvalidInputError: It is the parent's or another query's, or `fork_location` is missing or another query's.
     """
     query_id = log.query_id()
     if query_id is None:
-        if logs_of(latest.offsets) and settings.fork_location is None:
-            raise InvalidInputError(
-                f"fork {settings.job!r} reads files or another source that notes in Spark's checkpoint what it has "
-                "read: set fork_location to the checkpointLocation of the parent's query"
-            )
+        if logs_of(latest.offsets):
+            _check_parent(parent, latest, settings)
         return
-    is_its_own = latest.rewound_from is not None or log.begins_at(latest.ref.uid)
-    if query_id == latest.query_id or not is_its_own:
+    origin = latest.forked_from
+    if origin is None or not log.is_of_fork(origin.savepoint):
         raise InvalidInputError(
             f"job {settings.job!r} is a fork and has had no batch yet, but the Spark checkpoint {log.location} is of "
-            "another query: use a new checkpointLocation"
+            "another query: use a new checkpointLocation, or the one that it was started with"
+        )
+
+
+def _check_parent(parent: CheckpointLog | None, latest: CheckpointInfo, settings: BackendSettings) -> None:
+    """Refuse to take what a source has read from another query's notes: rows would be read twice, or never."""
+    if parent is None:
+        raise InvalidInputError(
+            f"fork {settings.job!r} reads files or another source that notes in Spark's checkpoint what it has "
+            "read: set fork_location to the checkpointLocation of the parent's query"
+        )
+    origin = latest.forked_from
+    assert origin is not None
+    # A parent that is a fork itself and has had no batch has the checkpoint of its own parent's query.
+    if parent.query_id() != latest.query_id and not parent.begins_at(origin.checkpoint.uid):
+        raise InvalidInputError(
+            f"fork_location {parent.location} is not the Spark checkpoint of the query that job {origin.job!r} had "
+            f"at checkpoint {origin.checkpoint.id}, so it does not say what fork {settings.job!r} has read: set "
+            "fork_location to the checkpointLocation of that query"
         )
 
 
@@ -98,9 +126,16 @@ def follow(spark: SparkSession, log: CheckpointLog, latest: CheckpointInfo | Non
 
 
 def _begin(spark: SparkSession, log: CheckpointLog, latest: CheckpointInfo, settings: BackendSettings) -> None:
-    parent = None if settings.fork_location is None else CheckpointLog(spark, settings.fork_location)
-    logged = logs_of(latest.offsets)
-    log.fork(latest.ref.id, latest.offsets, latest.ref.uid, latest.closed_ms, parent, logged)
+    assert latest.forked_from is not None
+    log.fork(
+        latest.ref.id,
+        latest.offsets,
+        latest.ref.uid,
+        latest.closed_ms,
+        latest.forked_from.savepoint,
+        parent_log(spark, settings),
+        logs_of(latest.offsets),
+    )
 
 
 def logs_of(offsets: str) -> dict[int, int | None]:

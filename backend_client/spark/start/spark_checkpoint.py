@@ -24,7 +24,10 @@ from storage.errors import ConflictError
 _SET_BACK = "dstl-set-back"
 """File with the uid of the checkpoint that the folder was last set back to."""
 _GIVEN_UP = "dstl-given-up"
-"""Folder with an empty file ``<number>_<batches>_<uid>`` for each time that the folder was set back, from 0 on."""
+"""Folder with an empty file ``<number>_<batches>_<uid>`` for each time that the folder was set back or made for a fork,
+from 0 on."""
+_FORK = "dstl-fork"
+"""File with the origin of the fork for which the folder was made."""
 _ENTRY = re.compile(r"([0-9]+)(\.compact)?")
 """Name of an entry in a source's log; a compacted one also has all entries before it."""
 
@@ -71,7 +74,7 @@ class CheckpointLog:
         """
         Return by how many batches a sink that numbers them is ahead of Spark, which plans their ids again.
 
-        Negative if the query was set forward.
+        Negative if the query was set forward, or is a fork, whose sinks begin with 0.
         """
         times = self._times_set_back()
         return times[-1][1] if times else 0
@@ -112,12 +115,17 @@ class CheckpointLog:
         """Return whether the folder was last set back to the checkpoint of this uid, or made for it by `fork`."""
         return self._read(_SET_BACK) == uid
 
+    def is_of_fork(self, origin: str) -> bool:
+        """Return whether the folder was made for the fork of this origin by `fork`."""
+        return self._read(_FORK) == origin
+
     def fork(
         self,
         batch_id: int,
         offsets: str,
         uid: str,
         closed_ms: int | None,
+        origin: str,
         parent: CheckpointLog | None,
         logged: Mapping[int, int | None],
     ) -> None:
@@ -129,6 +137,7 @@ class CheckpointLog:
             offsets: Its offsets entry.
             uid: Identifies the fork.
             closed_ms: The watermark in ms at which the batch was closed, or None.
+            origin: Identifies the fork, also after it was rewound.
             parent: The other query's folder, from which the logs of `logged` are copied.
             logged: Sources by number that keep a log of their own, up to which entry; None: the whole log.
 
@@ -138,7 +147,11 @@ class CheckpointLog:
         for source, until in logged.items():
             assert parent is not None
             self._copy_log(parent, f"sources/{source}", until)
+        if not self._times_set_back():
+            # A sink that numbers batches begins with 0: its log, which begins later, could be neither read nor merged.
+            self._write(f"{_GIVEN_UP}/0_{-1 - batch_id}_{uid}", "")
         self.rewind(batch_id, offsets, uid, closed_ms)
+        self._write(_FORK, origin)
         self._write("metadata.new", json.dumps({"id": str(uuid.uuid4())}))
         self._files.rename(self._at("metadata.new"), self._at("metadata"))
 
@@ -146,16 +159,15 @@ class CheckpointLog:
         found = {name: match for name in parent._names(folder) if (match := _ENTRY.fullmatch(name))}
         wanted = {name: match for name, match in found.items() if until is None or int(match[1]) <= until}
         first = max((int(match[1]) for match in wanted.values() if match[2]), default=0)
-        there = {int(match[1]) for match in wanted.values()}
+        texts = {name: text for name in wanted if (text := parent._read(f"{folder}/{name}")) is not None}
+        there = {int(wanted[name][1]) for name in texts}  # Spark may have deleted some since they were listed
         if missing := [number for number in range(first, (until or 0) + 1) if number not in there]:
             raise ConflictError(
                 f"the Spark checkpoint {parent.location} has no entry {missing[0]} in {folder} any more, which a fork "
                 "at this checkpoint needs: fork a newer one"
             )
-        for name in wanted:
-            text = parent._read(f"{folder}/{name}")
-            if text is not None:
-                self._write(f"{folder}/{name}", text)
+        for name, text in texts.items():
+            self._write(f"{folder}/{name}", text)
 
     def _note_given_up(self, batch_id: int, uid: str) -> None:
         times = self._times_set_back()

@@ -56,6 +56,18 @@ def test_other_columns_are_reported() -> None:
         decode_change_set(sink.getvalue().to_pybytes(), "o")
 
 
+def test_neighbours_with_long_values_are_put_apart() -> None:
+    """A few long values among many short ones make no piece that no service takes in, wherever they are."""
+    short: dict[bytes, bytes | None] = {b"\0\0%05d" % number: None for number in range(10_000)}
+    changes = ChangeColumns.of({**short, **{b"\0\1hot-%02d" % number: b"x" * 1000 for number in range(40)}})
+    pieces = list(changes.pieces(4_000))
+    assert [pair for piece in pieces for pair in piece.pairs()] == list(changes.pairs())
+    sizes = [sum(len(key) + len(value or b"") for key, value in piece.pairs()) for piece in pieces]
+    assert max(sizes) < 4_000 + 1_010
+    assert len(pieces) < 2 + sum(sizes) // 4_000
+    assert list(ChangeColumns.of({}).pieces(1)) == []
+
+
 def test_long_values_are_put_into_columns_in_parts() -> None:
     """Changes of any number and length are divided into columns of a few megabytes, in order; the last one counts."""
     changes = [(b"%05d" % (number % 900), bytes([number % 251]) * 50_000) for number in range(1000)]

@@ -248,6 +248,34 @@ def test_other_unit_than_stored_is_refused(old: pa.DataType, new: pa.DataType, w
         Task(Kept(new), ROWS).plan.check_stored("times", stored.states())
 
 
+def counted(size_s: float) -> Task:
+    """Return counts per window of `size_s` seconds."""
+    rows = pa.schema([*ROWS, ("at", pa.timestamp("us", "UTC"))])
+    return Task(Aggregate(Count(name="n"), windows=tumbling("at", timedelta(seconds=size_s))), rows, "Append")
+
+
+def test_other_size_of_windows_than_stored_is_refused() -> None:
+    """I15: a stored window has only its start, so another size would give its rows to a window without them."""
+    stored = counted(10).plan
+    stored.check_stored("counts", stored.states())
+    words = "n.0 bigint per window of 10 s where its processor has n.0 bigint per window of 2.5 s"
+    with pytest.raises(InvalidInputError, match=words):
+        counted(2.5).plan.check_stored("counts", stored.states())
+
+
+def test_size_of_windows_is_added_to_older_state() -> None:
+    """I15: windows of jobs that did not store their size are still readable; the next checkpoint stores it."""
+    plan = counted(10).plan
+    states = plan.states()
+    bare = from_arrow_schema(plan.processor.state_schema(plan.rows)).json()
+    older = {name: replace(info, schema=bare) if info.id == 1 else info for name, info in states.items()}
+    plan.check_stored("counts", older)
+    merged = merge_states("counts", older, states)
+    assert merged == states
+    with pytest.raises(InvalidInputError, match="per window of 10 s where"):
+        counted(5).plan.check_stored("counts", merged)
+
+
 def test_metadata_may_change() -> None:
     """A field's metadata, such as the user's own unit, does not affect state."""
     older, newer = ({"SPARK::metadata::json": json.dumps({"unit": unit})} for unit in ("EUR", "USD"))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from datetime import timedelta
+from time import process_time
 from typing import Any
 
 import pytest
@@ -106,6 +107,15 @@ def test_passed_rows_equal_model(given_batches: list[Any]) -> None:
 
         assert got == sorted(passed, key=repr)
         assert len(task.table.entries) == 2 * len(last)
+
+
+def test_many_rows_of_a_key_take_time_by_their_number() -> None:
+    """A key may have all rows of a batch, and pass all of them: the work is not the square of their number."""
+    task = Task(Deduplicate("at", within=SECOND), ROWS)
+    many = [row(1, 2 * at) for at in range(100_000)]
+    begin = process_time()
+    assert len(task.run(many, batch_rows=len(many))) == len(many)
+    assert process_time() - begin < 20  # a round for each passed row took 40 s and more
 
 
 def test_impossible_arguments_are_refused() -> None:

@@ -52,6 +52,8 @@ def test_jobs_share_a_process_client(tmp_path: Path) -> None:
     clients = {id(kept_client(BackendSettings("file:///s", f"job-{n}", local_dir=folder))) for n in range(1000)}
 
     assert len(clients) == 1
+    for parent in ("any", "other"):
+        assert id(kept_client(BackendSettings("file:///s", "fork", local_dir=folder, fork_of=parent))) in clients
     assert id(kept_client(BackendSettings("file:///other", "job-1", local_dir=folder))) not in clients
 
 

@@ -13,6 +13,7 @@ from storage.errors import InvalidInputError
 
 KAFKA, FILES, RATE = '{"topic":{"0":7}}', '{"logOffset":3}', "12"
 FIRST = CheckpointRef(5, 0, "first")
+ORIGIN = "fork-at-5-x"
 SETTINGS = BackendSettings("file:///s", "fork")
 
 
@@ -23,12 +24,16 @@ class FakeLog:
     id: str | None
     uid: str | None = None
     location: str = "chk"
+    origin: str = ""
 
     def query_id(self) -> str | None:
         return self.id
 
     def begins_at(self, uid: str) -> bool:
         return uid == self.uid
+
+    def is_of_fork(self, origin: str) -> bool:
+        return origin == self.origin
 
 
 def entry(*sources: str) -> str:
@@ -38,9 +43,14 @@ def entry(*sources: str) -> str:
 
 def first(*sources: str, rewound_from: CheckpointRef | None = None) -> CheckpointInfo:
     """Return the checkpoint with which a fork begins."""
-    origin = ForkOrigin("job", 0, CheckpointRef(5, 0, "theirs"), "fork-at-5-x")
+    origin = ForkOrigin("job", 0, CheckpointRef(5, 0, "theirs"), ORIGIN)
     offsets = entry(*sources or (KAFKA,))
     return CheckpointInfo(FIRST, None, 0, 0, "parents", offsets, [], 0, 0, rewound_from, None, origin)
+
+
+def check(log: FakeLog, latest: CheckpointInfo, parent: FakeLog | None = None) -> None:
+    """Check a fork's Spark checkpoint, and that of its parent's query."""
+    check_fork(log, latest, SETTINGS, parent)  # type: ignore[arg-type] # all that it asks for
 
 
 def test_sources_that_keep_a_log() -> None:
@@ -52,29 +62,52 @@ def test_sources_that_keep_a_log() -> None:
 
 def test_new_spark_checkpoint_is_taken() -> None:
     """A fork begins in a new one, or in one that was made for it before it had a batch."""
-    check_fork(FakeLog(None), first(), SETTINGS)  # type: ignore[arg-type] # all that it asks for
-    check_fork(FakeLog("own", "first"), first(), SETTINGS)  # type: ignore[arg-type] # likewise
-    check_fork(FakeLog("own", "older"), first(rewound_from=FIRST), SETTINGS)  # type: ignore[arg-type] # likewise
+    check(FakeLog(None), first())
+    check(FakeLog("own", "first", origin=ORIGIN), first())
+    check(FakeLog("own", "older", origin=ORIGIN), first(rewound_from=FIRST))
 
 
 @pytest.mark.parametrize(
     ("log", "latest"),
     [
-        (FakeLog("parents", "first"), first()),
+        (FakeLog("parents"), first()),
         (FakeLog("other"), first()),
+        (FakeLog("other", origin="fork-at-5-y"), first()),
         (FakeLog("parents"), first(rewound_from=FIRST)),
+        (FakeLog("other", "set-back"), first(rewound_from=FIRST)),
     ],
 )
 def test_spark_checkpoint_of_another_query_is_refused(log: FakeLog, latest: CheckpointInfo) -> None:
-    """The parent's would be continued by two queries; it stays as it is."""
+    """I14: it stays as it is: the parent's would be continued by two queries, another's be set back with the fork."""
     with pytest.raises(InvalidInputError, match="use a new checkpointLocation"):
-        check_fork(log, latest, SETTINGS)  # type: ignore[arg-type] # all that it asks for
+        check(log, latest)
 
 
 def test_sources_of_files_need_the_parents_log() -> None:
     """Without it Spark would read all files again, under numbers that count as read."""
     with pytest.raises(InvalidInputError, match="set fork_location"):
-        check_fork(FakeLog(None), first(FILES), SETTINGS)  # type: ignore[arg-type] # all that it asks for
+        check(FakeLog(None), first(FILES))
+
+
+@pytest.mark.parametrize(
+    ("parent", "fits"),
+    [
+        (FakeLog("parents"), True),
+        (FakeLog("other", "theirs"), True),
+        (FakeLog("other"), False),
+        (FakeLog("other", "first"), False),
+        (FakeLog(None), False),
+    ],
+    ids=["its query's", "made for a parent that is a fork", "another query's", "made for another fork", "nobody's"],
+)
+def test_sources_of_files_need_the_log_of_their_own_query(parent: FakeLog, fits: bool) -> None:
+    """I14: another query's log would have a fork read its files again, or never. Kafka needs none, so any is taken."""
+    check(FakeLog(None), first(), parent)
+    if fits:
+        check(FakeLog(None), first(FILES), parent)
+        return
+    with pytest.raises(InvalidInputError, match="is not the Spark checkpoint of the query that job 'job' had at"):
+        check(FakeLog(None), first(FILES), parent)
 
 
 def test_only_the_first_checkpoint_is_where_a_fork_begins() -> None:

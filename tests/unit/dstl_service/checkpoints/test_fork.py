@@ -22,6 +22,7 @@ from dstl_service.formats.keys import decode_job
 from dstl_service.formats.manifest import Manifest, ManifestKind, decode_manifest, encode_manifest, object_keys
 from dstl_service.formats.materialization_index import MaterializationIndex, SnapshotFile, encode_index, file_key
 from dstl_service.registry.job_store import JobStore
+from dstl_service.registry.lives import Lives
 from dstl_service.repair.fsck import check_job
 from dstl_service.repair.rebuild import rebuild_registry
 from dstl_service.wire import SINK, OperatorInfo
@@ -510,6 +511,19 @@ def test_paused_driver_of_a_fork_finds_it_finished_by_others(family: Family, cal
         jobs.claim("test")
     assert family.batch().id == (7 if paused.calls > call and call % 2 else 4)
     assert family.missing() == set()
+
+
+@pytest.mark.parametrize("call", range(50))
+def test_fork_that_is_deleted_meanwhile_is_an_error(family: Family, call: int) -> None:
+    """Wherever a repeated fork stands when the fork is deleted, it ends with an error that says so, and leaves none."""
+    family.fork()
+    paused = PausingStore(family.store)
+    paused.pause_before(call, lambda: family.delete("fork"))
+
+    with suppress(NotFoundError, ConflictError):
+        family.fork(store=paused)
+    family.collect("job")
+    assert len(family.holds()) == Lives(family.store, "fork").has_job()
 
 
 def test_name_with_objects_that_forks_need_is_not_cleared(family: Family) -> None:

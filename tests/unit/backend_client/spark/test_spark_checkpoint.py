@@ -1,0 +1,112 @@
+"""
+Spark's own checkpoint folder, made for a fork and set back, on a local disk in place of Hadoop's file system.
+
+A failure means that a fork reads rows twice, or that the batches of its output have numbers that Spark's sinks refuse.
+"""
+
+from __future__ import annotations
+
+import io
+from collections.abc import Iterator
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+from unittest import mock
+
+import pytest
+
+from backend_client.spark.start.spark_checkpoint import CheckpointLog
+from storage.errors import ConflictError
+
+OFFSETS = 'v1\n{"batchWatermarkMs":0,"batchTimestampMs":1}\n{"logOffset":2}'
+
+
+class LocalFiles:
+    """The calls of Hadoop's file system that are used here; `gone` is listed, but not there any more."""
+
+    gone: Path | None = None
+
+    def exists(self, path: Path) -> bool:
+        return path.exists()
+
+    def listStatus(self, path: Path) -> list[Any]:
+        entries = [SimpleNamespace(getName=lambda name=entry.name: name) for entry in path.iterdir()]
+        return [SimpleNamespace(getPath=lambda entry=entry: entry) for entry in entries]
+
+    def open(self, path: Path) -> Any:
+        if not path.exists() or path == self.gone:
+            raise RuntimeError(f"java.io.FileNotFoundException: {path}")
+        return SimpleNamespace(readAllBytes=path.read_bytes, close=lambda: None)
+
+    def create(self, path: Path, _: bool) -> Any:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        stream = io.BytesIO()
+        return SimpleNamespace(write=stream.write, close=lambda: path.write_bytes(stream.getvalue()))
+
+    def delete(self, path: Path, _: bool) -> None:
+        path.unlink()
+
+    def rename(self, path: Path, to: Path) -> None:
+        path.rename(to)
+
+
+@pytest.fixture(autouse=True)
+def files() -> Iterator[LocalFiles]:
+    """Replace Hadoop's file system."""
+    found = LocalFiles()
+    with mock.patch.multiple(
+        "backend_client.spark.start.spark_checkpoint",
+        hadoop_folder=lambda _, location: (Path(location), found),
+        hadoop_path=lambda _, path, name: path / name,
+    ):
+        yield found
+
+
+def checkpoint(folder: Path, **entries: str) -> CheckpointLog:
+    """Return a Spark checkpoint with these entries in the log of its first source."""
+    for name, text in entries.items():
+        path = folder / "sources/0" / name.lstrip("_")
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(text, encoding="utf-8")
+    return CheckpointLog(None, str(folder))  # type: ignore[arg-type] # only the file system uses it
+
+
+def test_first_batch_of_a_fork_is_number_0_of_its_sinks(tmp_path: Path) -> None:
+    """
+    A sink that numbers batches gets 0, 1, … from a fork, whatever the number of Spark's batch.
+
+    Spark's file sink merges its log every ten batches, from all of the ten before, and reads it likewise.
+    """
+    log = checkpoint(tmp_path / "fork")
+    log.fork(7, OFFSETS, "first", None, "origin", None, {})
+    assert 8 + log.given_up() == 0
+    for number in (8, 9, 10):
+        (tmp_path / "fork/offsets" / str(number)).write_text(OFFSETS, encoding="utf-8")
+    log.rewind(8, OFFSETS, "back")
+    assert 9 + log.given_up() == 3  # 0, 1 and 2 are taken
+
+
+def test_interrupted_fork_begins_with_number_0_as_well(tmp_path: Path) -> None:
+    """A folder in which a fork was begun, and another one then, has had no batch."""
+    log = checkpoint(tmp_path / "fork")
+    with mock.patch.object(LocalFiles, "rename", side_effect=OSError("died")), pytest.raises(OSError, match="died"):
+        log.fork(7, OFFSETS, "first", None, "origin", None, {})
+    log.fork(7, OFFSETS, "first", None, "origin", None, {})
+    assert 8 + log.given_up() == 0
+    (tmp_path / "fork/metadata").unlink()
+    log.fork(4, OFFSETS, "second", None, "origin", None, {})
+    assert 5 + log.given_up() == 0
+
+
+def test_entry_that_is_deleted_while_it_is_copied_is_missed(files: LocalFiles, tmp_path: Path) -> None:
+    """I14: a fork without a part of its source's log is refused: Spark would not start with it, or read files again."""
+    parent = checkpoint(tmp_path / "parent", _0="v1\na", _1="v1\nb", _2="v1\nc", _3="v1\nd")
+    fork, files.gone = checkpoint(tmp_path / "fork"), tmp_path / "parent/sources/0/1"
+    with pytest.raises(ConflictError, match="no entry 1 in sources/0 any more"):
+        fork.fork(7, OFFSETS, "first", None, "origin", parent, {0: 2})
+    assert fork.query_id() is None
+    assert not fork.is_of_fork("origin")
+    files.gone = None
+    fork.fork(7, OFFSETS, "first", None, "origin", parent, {0: 2})
+    assert fork.is_of_fork("origin")
+    assert sorted(path.name for path in (tmp_path / "fork/sources/0").iterdir()) == ["0", "1", "2"]

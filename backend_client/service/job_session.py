@@ -100,7 +100,7 @@ def kept_client(settings: BackendSettings) -> ServiceClient:
     Jobs that differ in their names only share one: a worker may run tasks of any number of jobs, and each client keeps
     a connection open.
     """
-    place = replace(settings, job=_ANY_JOB, fork_of=None, fork_at=None, fork_location=None)
+    place = replace(settings, job=_ANY_JOB, fork_of=None, fork_at=None, fork_location=None, renamed=(), removed=())
     client = _clients.get(place)
     if client is None:
         client = _clients[place] = connect(settings)

@@ -74,6 +74,8 @@ class Operator:
     """Columns by which the rows of a key are sorted."""
     time_mode: TimeMode = TimeMode.NONE
     output_mode: str = "Update"
+    is_named: bool = True
+    """Whether the program names it; else it is called as its processor's class, with a number if that is taken."""
 
     @property
     def key_schema(self) -> StructType:

@@ -80,6 +80,11 @@ class CheckpointCandidate:
         """Its key for other candidates; a rebuild may change the generation, so that is not part of it."""
         return self.id, self.uid
 
+    @property
+    def has_all_in_start(self) -> bool:
+        """Whether its own sets are part of `start`: a rewind's note says no more of them, so its base is not enough."""
+        return self.rewound_from is not None and self.manifest is None and not self.sets
+
     @classmethod
     def of_record(cls, record: CheckpointRecord, handle: SegmentHandle, stored_ms: int) -> CheckpointCandidate:
         """Return the candidate of the record in the note at `handle`."""
@@ -215,7 +220,7 @@ class _Walk:
                     return tuple(path)
                 reasons.append(reason)
             before = None
-            if step.base is not None:
+            if step.base is not None and not step.has_all_in_start:
                 before = self._candidates.get((step.base.id, step.base.uid))
                 if before is None:
                     reasons.append(f"neither note nor manifest of checkpoint {step.base.to_text()} is stored")

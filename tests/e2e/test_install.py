@@ -125,6 +125,7 @@ def test_chain_of_one_class_is_numbered(spark: SparkSession, make_backend: Backe
             second.selectExpr("k", "s as v").groupBy("k").transformWithState(Totals(), OUTPUT, "Update", "None"),
         )
         assert [operator.name for operator in third.statefulQuery.operators] == ["Totals", "PandasTotals", "Totals-2"]
+        assert not any(operator.is_named for operator in third.statefulQuery.operators)
 
         writer = third.writeStream.foreachBatch(collected).option("checkpointLocation", str(tmp_path / "chk"))
         query = writer.trigger(processingTime="0 seconds").start()

@@ -91,6 +91,7 @@ def row_operator(given: OperatorInput, options: TransformOptions) -> Operator:
         time_mode=time_mode,
         output_mode=output_mode,
         initial=None if options.initialState is None else initial_state_of(options.initialState, key_types),
+        is_named=bool(options.name),
     )
     if time_mode is TimeMode.EVENT and operator.event_time is None:
         logger.warning(
@@ -119,7 +120,7 @@ def columnar_operator(
     """
     output_mode = _output_mode(output_mode)
     _check_is_object(processor)
-    name = name or type(processor).__name__
+    is_named, name = bool(name), name or type(processor).__name__
     given.check_name(name)
     is_first = not given.query.operators
     plan = ColumnarPlan.of(processor, output_mode, given.schema, given.key_columns, is_first=is_first)
@@ -135,6 +136,7 @@ def columnar_operator(
             parallelism=parallelism,
             steps=given.query.steps,
             output_mode=output_mode,
+            is_named=is_named,
         )
     )
 

@@ -87,7 +87,7 @@ class StatefulGroupedData:
         """Add the next operator, as in Spark. Its name is the processor's class name, numbered if that is taken."""
         name = self._free_name(statefulProcessor)
         options = TransformOptions(statefulProcessor, *args, **kwargs, name=name)
-        return self.followed_by(row_operator(self.input, options))
+        return self.followed_by(replace(row_operator(self.input, options), is_named=False))
 
     def transformWithStateInPandas(
         self, statefulProcessor: StatefulProcessor, *args: Any, **kwargs: Any
@@ -95,7 +95,7 @@ class StatefulGroupedData:
         """Add the next operator, of the pandas API; otherwise like `transformWithState`."""
         name = self._free_name(statefulProcessor)
         options = TransformOptions(statefulProcessor, *args, **kwargs, name=name, pandas=True)
-        return self.followed_by(row_operator(self.input, options))
+        return self.followed_by(replace(row_operator(self.input, options), is_named=False))
 
     def followed_by(self, operator: Operator) -> StatefulDataFrame:
         """Return the result of an operator that was built for this input."""

@@ -159,7 +159,7 @@ class BatchRunner:
             frame.write.format("noop").mode("overwrite").save()
             return
         self._infos = self.rescaling.taken(self._infos)
-        self.output.before_batch(self._infos[-1].parallelism)
+        self.output.before_batch(self._infos[-1])
         tries, must_wait = 1, False
         while True:
             try:

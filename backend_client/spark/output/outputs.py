@@ -52,8 +52,8 @@ class Output(Protocol):
     def start(self) -> None:
         """Begin, before the first batch."""
 
-    def before_batch(self, parallelism: int) -> None:
-        """Wait until the next batch may begin; `parallelism` is that of the last operator in it."""
+    def before_batch(self, last: OperatorInfo) -> None:
+        """Wait until the next batch may begin; `last` is the last operator in it."""
 
     def log(self, frame: DataFrame, context: BatchContext) -> Sequence[ChangeSetRef]:
         """Write the batch's rows to the log; return the change sets that become part of the checkpoint."""
@@ -113,7 +113,7 @@ class FunctionOutput:
     def start(self) -> None:
         """Do nothing."""
 
-    def before_batch(self, parallelism: int) -> None:
+    def before_batch(self, last: OperatorInfo) -> None:
         """Do nothing."""
 
     def log(self, frame: DataFrame, context: BatchContext) -> Sequence[ChangeSetRef]:
@@ -184,7 +184,7 @@ class SinkOutput:
         self._known = stored_sinks(latest).get(plan.name)
         self._slots = plan.slots if self._known is None else max(plan.slots, self._known.parallelism)
         tables = [info for info in latest.operators if info.has_table] if latest is not None else []
-        self._parallelism = tables[-1].parallelism if tables else None
+        self._keys = (tables[-1].name, tables[-1].parallelism) if tables else None
         known = None if self._known is None or self._known.kind != SINK else self._known.published
         self._publisher = Publisher(f"sink {plan.name!r}", self._publish, plan.limits, known, session.check_owned)
 
@@ -215,15 +215,16 @@ class SinkOutput:
         own = OperatorInfo(plan.name, plan.slots, plan.system, {}, kind=SINK, published=self._publisher.published)
         return (own, *self._closed)
 
-    def before_batch(self, parallelism: int) -> None:
+    def before_batch(self, last: OperatorInfo) -> None:
         """Wait for room in the backlog; if keys move to other slots, until everything before is published."""
-        self._publisher.wait_for_room(until_empty=self._parallelism not in (None, parallelism))
-        self._parallelism = parallelism
+        keys = last.name, last.parallelism
+        self._publisher.wait_for_room(until_empty=self._keys not in (None, keys))
+        self._keys = keys
 
     def log(self, frame: DataFrame, context: BatchContext) -> Sequence[ChangeSetRef]:
         """Write the batch's rows to the log."""
-        assert self._parallelism is not None
-        task = LogTask(self._plan.name, self._plan.slots, self._parallelism, context)
+        assert self._keys is not None
+        task = LogTask(self._plan.name, self._plan.slots, self._keys[1], context)
         receipts = [LogReceipt.from_json(row[0]) for row in frame.mapInArrow(task.__call__, LOGGED).collect()]
         refs = [ref for receipt in receipts for ref in receipt.refs]
         self._logged_bytes = sum(ref.size_bytes for ref in refs)

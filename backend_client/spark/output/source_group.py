@@ -130,9 +130,9 @@ class GroupOutput:
         self._submit()
         self._output.start()
 
-    def before_batch(self, parallelism: int) -> None:
+    def before_batch(self, last: OperatorInfo) -> None:
         """See `Output`."""
-        self._output.before_batch(parallelism)
+        self._output.before_batch(last)
 
     def log(self, frame: DataFrame, context: BatchContext) -> Sequence[ChangeSetRef]:
         """See `Output`."""

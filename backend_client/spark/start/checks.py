@@ -12,6 +12,7 @@ from collections import Counter
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
 
+from backend_client.failover.set_aside_entries import companion_of
 from backend_client.settings import BackendSettings
 from backend_client.spark.columnar_plan import ColumnarPlan
 from backend_client.spark.query import Operator, Query
@@ -19,7 +20,7 @@ from backend_client.spark.start.failover_checks import check_failover
 from backend_client.spark.start.fork_start import check_fork, check_fork_input, is_at_fork, parent_log
 from backend_client.spark.start.idle_ticks import check_idle_ticks
 from backend_client.spark.start.operator_modes import COLUMNS, ROWS, check_modes
-from backend_client.spark.start.operator_tables import OperatorTables, assign_tables
+from backend_client.spark.start.operator_tables import OperatorTables, assign_tables, check_numbers
 from backend_client.spark.start.planned_batch import is_same_plan
 from backend_client.spark.start.spark_checkpoint import CheckpointLog
 from backend_client.state.declared_states import merge_states
@@ -57,10 +58,12 @@ def check_start(
 
     Raises:
         InvalidInputError: The Spark checkpoint belongs to another query; a key, a state schema or a mode differs; or
-            an operator with stored state is missing; see `assign_tables`.
+            an operator with stored state is missing; see `check_numbers` and `assign_tables`.
         ConflictError: The Spark checkpoint and the state have diverged.
     """
     names = [operator.name for operator in query.operators]
+    unnamed = [operator.name for operator in query.operators if not operator.is_named]
+    check_numbers(names, unnamed, latest.operators if latest else (), query.settings.job)
     tables = assign_tables(names, latest.operators if latest else None, query.settings)
     check_failover(query, latest, tables.names)
     infos = _operator_infos(query, tables, max_parallelism)
@@ -69,10 +72,18 @@ def check_start(
 
 
 def check_names(infos: Iterable[OperatorInfo]) -> None:
-    """Raise `InvalidInputError` if a sink has the name of an operator's table, which may be new and have a number."""
-    for name, number in Counter(info.name for info in infos).items():
+    """
+    Raise `InvalidInputError` if a sink has the name of an operator's table, or of its companion.
+
+    The table may be new and have a number.
+    """
+    infos = list(infos)
+    names = [info.name for info in infos] + [companion_of(info.name) for info in infos if info.has_table]
+    for name, number in Counter(names).items():
         if number > 1:
-            raise InvalidInputError(f"an operator has its state under the name {name!r}: give the sink another name")
+            raise InvalidInputError(
+                f"an operator has its state, or rows set aside, under the name {name!r}: give the sink another name"
+            )
 
 
 def _check_checkpoint(query: Query, log: CheckpointLog, latest: CheckpointInfo | None) -> None:

@@ -68,6 +68,35 @@ def assign_tables(
     return OperatorTables(_names(operators, kept, stored, settings.job), kept, gone)
 
 
+def check_numbers(operators: Sequence[str], unnamed: Iterable[str], stored: Iterable[OperatorInfo], job: str) -> None:
+    """
+    Check operators that are numbered by their order, as `Totals` and `Totals-2`.
+
+    Args:
+        operators: The names of the query's operators.
+        unnamed: Those of them that the program does not name: a class's name, maybe with a number.
+        stored: The operators of the newest checkpoint.
+        job: The job's name.
+
+    Raises:
+        InvalidInputError: One of them was added or removed: by its number, another one would get the state of the next.
+    """
+    labels = [info.label for info in stored if info.has_table]
+    for base in sorted({name.partition("-")[0] for name in unnamed}):
+        now, before = ({name for name in names if _is_numbered(name, base)} for names in (operators, labels))
+        if before and now != before and max(len(now), len(before)) > 1:
+            raise InvalidInputError(
+                f"operators without a name=… are numbered by their order, and job {job!r} has state of "
+                f"{_list(before)}, the query has {_list(now)}: operators may have got the numbers, and the state, of "
+                "others. Give each of them a name, with transform_with_state(…, name=…) of a backend for this job: "
+                "those that had state their former one, new ones another one"
+            )
+
+
+def _is_numbered(name: str, base: str) -> bool:
+    return name == base or (name.startswith(f"{base}-") and name.removeprefix(f"{base}-").isdecimal())
+
+
 def _check_first(settings: BackendSettings) -> None:
     given = [name for name in ("renamed", "removed") if getattr(settings, name)]
     if given:
@@ -176,7 +205,8 @@ def _names(
                 f"job {job!r} has a sink or rows set aside under the name {name!r}; rename the operator"
             )
         unused, number = name, 2
-        while unused in taken or unused in names.values() or (unused != name and unused in operators):
+        # Rows that are set aside have a name as well; if it was a removed operator's, they would go with that.
+        while {unused, companion_of(unused)} & {*taken, *names.values()} or (unused != name and unused in operators):
             unused, number = f"{name}.{number}", number + 1
         names[name] = validate_operator(unused)
     return names

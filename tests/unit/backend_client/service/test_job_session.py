@@ -54,6 +54,8 @@ def test_jobs_share_a_process_client(tmp_path: Path) -> None:
     assert len(clients) == 1
     for parent in ("any", "other"):
         assert id(kept_client(BackendSettings("file:///s", "fork", local_dir=folder, fork_of=parent))) in clients
+    renaming = BackendSettings("file:///s", "renaming", local_dir=folder, renamed=(("a", "b"),), removed=("c",))
+    assert id(kept_client(renaming)) in clients
     assert id(kept_client(BackendSettings("file:///other", "job-1", local_dir=folder))) not in clients
 
 

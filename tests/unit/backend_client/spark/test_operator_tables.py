@@ -2,16 +2,21 @@
 
 from __future__ import annotations
 
+from contextlib import nullcontext
 from dataclasses import replace
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from pyspark.sql.types import StructType
 
 from backend_client.settings import BackendSettings
-from backend_client.spark.start.operator_tables import OperatorTables, assign_tables
-from dstl_service.wire import REMOVED, SET_ASIDE, SINK, OperatorInfo, RowsSetAside
+from backend_client.spark.query import Operator
+from backend_client.spark.start.checks import check_names, check_start
+from backend_client.spark.start.operator_tables import OperatorTables, assign_tables, check_numbers
+from dstl_service.wire import REMOVED, SET_ASIDE, SINK, CheckpointInfo, CheckpointRef, OperatorInfo, RowsSetAside
 from storage.errors import InvalidInputError
 
 OLD, OTHER = OperatorInfo("old", 4, "{}", {}), OperatorInfo("other", 2, "{}", {})
@@ -64,6 +69,15 @@ def test_name_of_a_table_never_comes_again() -> None:
     assert [info.name for info in start(["old", "other", "old.3"], gone)][:3] == ["old.4", "other", "old.3"]
 
 
+def test_rows_set_aside_have_a_name_of_their_own() -> None:
+    """They would count for nothing under the name of a removed operator, and be published under that of a sink."""
+    removed = start(["other"], [OperatorInfo("old.set-aside", 4, "{}", {}), OTHER], removed=["old.set-aside"])
+    assert [info.name for info in start(["other", "old"], removed)][:2] == ["other", "old.2"]
+    check_names([OLD, OTHER, OUT])
+    with pytest.raises(InvalidInputError, match=r"under the name 'old\.set-aside': give the sink another name"):
+        check_names([OLD, OTHER, replace(OUT, name="old.set-aside")])
+
+
 @pytest.mark.parametrize(
     ("operators", "options", "message"),
     [
@@ -109,6 +123,45 @@ def test_rows_that_wait_are_not_removed_unseen() -> None:
         start(["other"], job(), removed=["old"]),
     ):
         assert {info.name for info in after if info.kind == REMOVED} == {"old", "old.set-aside"}
+
+
+TOTALS, TOTALS_2 = OperatorInfo("Totals", 4, "{}", {}), OperatorInfo("old", 4, "{}", {}, called="Totals-2")
+
+
+@pytest.mark.parametrize(
+    ("stored", "operators", "unnamed", "is_refused"),
+    [
+        ([TOTALS, TOTALS_2], ["Totals"], ["Totals"], True),
+        ([TOTALS], ["Totals", "Totals-2"], ["Totals", "Totals-2"], True),
+        ([TOTALS, TOTALS_2], ["Sums", "Totals"], ["Sums", "Totals"], True),
+        ([TOTALS, TOTALS_2], ["Totals", "Totals-2", "Totals-3"], ["Totals-3"], True),
+        ([TOTALS, TOTALS_2], ["Totals", "other", "Totals-2"], ["Totals", "Totals-2"], False),
+        ([TOTALS, TOTALS_2], ["Totals-2"], [], False),
+        ([TOTALS], ["Sums"], ["Sums"], False),
+        ([TOTALS], ["Totals", "Totals-hot"], ["Totals"], False),
+        ([OTHER], ["other", "Totals", "Totals-2"], ["Totals", "Totals-2"], False),
+        ([OTHER, replace(TOTALS, kind=REMOVED)], ["other", "Totals"], ["Totals"], False),
+    ],
+)
+def test_numbers_do_not_move_state(
+    stored: list[OperatorInfo], operators: list[str], unnamed: list[str], is_refused: bool
+) -> None:
+    """If one of `Totals` and `Totals-2` comes or goes, the other one's name is no sign of which state is its."""
+    with pytest.raises(InvalidInputError, match="name=…") if is_refused else nullcontext():
+        check_numbers(operators, unnamed, stored, "job")
+
+
+def test_start_with_moved_numbers_is_refused() -> None:
+    """The check stands before that for removed operators: the state of the last number is not what was given up."""
+    nothing: Any = None
+    operator = Operator("Totals", nothing, (), StructType(), StructType(), {}, None, (), is_named=False)
+    query: Any = SimpleNamespace(operators=[operator], settings=settings(removed=["Totals-2"], parallelism=4))
+    stored = [replace(info, key_schema=StructType().json()) for info in (TOTALS, TOTALS_2)]
+    ref = CheckpointRef(9, 0, "m")
+    latest = CheckpointInfo(ref, ref, 1, 0, "q", "", stored, 0, 0, rewound_from=ref)
+    log: Any = SimpleNamespace(query_id=lambda: "q", location="file:///tmp/c")
+    with pytest.raises(InvalidInputError, match="has state of Totals, Totals-2, the query has Totals:"):
+        check_start(query, log, latest, 128)
 
 
 NAMES = st.sampled_from(["a", "b", "a.2", "c"])

@@ -647,6 +647,18 @@ def test_job_that_was_set_back_is_not_rebuilt_into_what_was_given_up(then: str) 
             assert life.open()["latest"]["ref"]["uid"] == report.checkpoint.split(".")[2]
 
 
+def test_lost_target_of_a_rewind_is_not_the_checkpoint_before() -> None:
+    """I10: if changes of the checkpoint that a job was set back to are lost, a rebuild says so, and goes back more."""
+    story = rewound_story("nothing")
+    story.store.delete([story.object_of(2)])
+    story.lose("checkpoints/", "epochs/", "job.json", "savepoints/")
+    report = story.rebuild()
+
+    assert [line.partition(" (")[0] for line in report.lost] == ["checkpoint 2"]
+    assert CheckpointRef.parse(report.checkpoint).id == 1
+    assert story.restored(report.checkpoint) == story.contents[1]
+
+
 def test_savepoint_is_a_source(story: Story) -> None:
     """A savepoint tells the content of a checkpoint, even when all notes are lost, and proves that it existed."""
     jobs = opened(story.store)

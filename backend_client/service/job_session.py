@@ -40,7 +40,7 @@ from dstl_service.wire import (
     StateInfo,
     parse_tokens,
 )
-from storage.errors import DstlError, FencedError, InvalidInputError, NotFoundError
+from storage.errors import CorruptDataError, DstlError, FencedError, InvalidInputError, NotFoundError
 
 logger = logging.getLogger("backend_client")
 
@@ -180,6 +180,15 @@ class JobSession:
             client.close()
         if known is not None and known.epoch > self.epoch:
             raise FencedError.taken_over(self._settings.job, self.epoch, known.epoch)
+
+    def stored(self) -> list[CheckpointInfo]:
+        """Return the newest checkpoint and its stored predecessors, oldest first; none if one cannot be read."""
+        try:
+            answer = self._client.get(f"{self._path}/checkpoints")
+        except CorruptDataError as error:  # an older one, which no restore of the newest needs
+            logger.warning("the checkpoints of job %s cannot be listed: %s", self._settings.job, error)
+            return []
+        return [_checkpoint(item) for item in answer]
 
     @property
     def base(self) -> CheckpointRef | None:

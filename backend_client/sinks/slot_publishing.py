@@ -51,6 +51,8 @@ class Target:
         marked_slots: Slots below this number have published before, and so have a marker.
         published: Those slots have published up to this checkpoint; None if that is not known.
         is_first: Whether its driver has had nothing published before: the job had no later checkpoint at that time.
+        stored: The checkpoint and its predecessors, as far as they are stored; only of a driver's first target.
+        used_slots: Slots below this number were in use at a rewind's target; others may have been so after it only.
     """
 
     checkpoint: CheckpointRef
@@ -60,6 +62,8 @@ class Target:
     marked_slots: int = 0
     published: int | None = None
     is_first: bool = False
+    stored: tuple[CheckpointRef, ...] = ()
+    used_slots: int = 1
 
     def is_set_back(self, slot: Slot, after: int | None) -> bool:
         """Return whether a slot has published more than its marker, at checkpoint `after`, says: it was set back."""
@@ -93,27 +97,40 @@ def is_due(marker: Marker | None, slot: Slot, target: Target) -> bool:
     if of_marker > of_target:
         raise FencedError(
             f"job {slot.job!r} was rewound by epoch {of_marker}: output of checkpoint {target.checkpoint.id} from "
-            "before that is no longer published",
+            f"before that is no longer published. If no newer driver runs, its storage was set back: {_advice(target)}",
             epoch=of_target,
             newer_epoch=of_marker,
         )
+    _check_known(marker.checkpoint, slot, target)
     if of_marker == of_target:
-        _check_known(marker.checkpoint, slot, target)
         return marker.checkpoint.id < target.checkpoint.id
+    _check_not_set_back(marker, slot, target)
+    return True
+
+
+def _check_not_set_back(marker: Marker, slot: Slot, target: Target) -> None:
+    """
+    Raise `ConflictError` if a slot has published more than its marker on an earlier branch says.
+
+    A branch of which the marker does not know would be taken for a part of the one before: all slots are published to
+    where a branch begins, before anything is built on it.
+    """
+    of_marker = marker.checkpoint.branch
+    until = min([marker.newest, *(known.id for known in target.stored if known.branch > of_marker)])
+    advice = f"Rewind the job to checkpoint {until} or one before, or give the sink another name to go on without"
     if not target.starts_branch:
         raise ConflictError(
             f"slot {slot.number} of sink {slot.sink!r} stands at a checkpoint that job {slot.job!r} gave up by a "
-            "rewind, and was not published after it: its marker was set back or is not this job's"
+            f"rewind, and was not published after it: its marker was set back or is not this job's. {advice}"
         )
-    # The target may not have had the other slots: their number is the greatest of before and after the rewind.
-    if slot.number == 0 and target.is_set_back(slot, marker.newest):
+    is_left_out = any(known.branch > of_marker and known != target.checkpoint for known in target.stored)
+    # The number of marked slots is the greatest of before and after the rewind.
+    if slot.number < target.used_slots and (is_left_out or target.is_set_back(slot, marker.newest)):
         raise ConflictError(
-            f"slot {slot.number} of sink {slot.sink!r} had published checkpoint {target.published}, and stands at "
-            f"{marker.newest}: its system was set back, and the log of checkpoint {target.checkpoint.to_text()} does "
-            f"not have what is missing. Rewind the job to checkpoint {marker.newest} or one before, or give the sink "
-            "another name to go on without"
+            f"slot {slot.number} of sink {slot.sink!r} had published more than checkpoint "
+            f"{marker.checkpoint.to_text()}, where it stands: its system was set back, and the log of checkpoint "
+            f"{target.checkpoint.to_text()} does not have what is missing. {advice}"
         )
-    return True
 
 
 def _check_known(published: CheckpointRef, slot: Slot, target: Target) -> None:
@@ -124,14 +141,23 @@ def _check_known(published: CheckpointRef, slot: Slot, target: Target) -> None:
     target was published by a newer driver.
     """
     newest = target.checkpoint
-    is_replaced = published.id == newest.id and published.uid != newest.uid
-    if is_replaced or (target.is_first and published.id > newest.id):
+    is_replaced = any(
+        published.id == known.id and published.branch == known.branch and published.uid != known.uid
+        for known in (newest, *target.stored)
+    )
+    is_ahead = target.is_first and published.branch == newest.branch and published.id > newest.id
+    if is_replaced or is_ahead:
         raise ConflictError(
             f"slot {slot.number} of sink {slot.sink!r} has published checkpoint {published.to_text()}, which job "
             f"{slot.job!r} does not have: its newest one was {newest.to_text()}. Its storage was set back or lost "
-            f"objects, or a newer driver runs. Rewind the job to a checkpoint before {newest.id}, after which output "
-            "is computed and published anew; or give the sink another name to go on from here"
+            f"objects, or a newer driver runs. {_advice(target)}; or give the sink another name to go on from here"
         )
+
+
+def _advice(target: Target) -> str:
+    """Batches may have gone on since the loss: a rewind that left one would have its output taken for published."""
+    until = "from before that" if target.published is None else f"{target.published}, or one before"
+    return f"Rewind the job to checkpoint {until}, after which output is computed and published anew"
 
 
 def publish_slot(sink: Sink, slot: Slot, read: ReadOutput, target: Target) -> int:

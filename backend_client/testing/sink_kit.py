@@ -13,7 +13,7 @@ import signal
 import time
 import uuid
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from multiprocessing.process import BaseProcess
 from pathlib import Path
 
@@ -21,13 +21,15 @@ import pyarrow as pa
 
 from backend_client.sinks.protocol import Marker, Sink, Slot
 from dstl_service.wire import BRANCH_GENERATIONS, CheckpointRef
-from storage.errors import FencedError
+from storage.errors import FencedError, UnavailableError
 
 ATOMIC = "records and marker are visible together, or neither is"
 ONCE = "each record is seen once"
 ORDER = "records of a slot are seen in the order in which they were published"
 FENCED = "a publisher whose slot another one opened publishes nothing any more"
 MARKER = "the marker of what was published last is found"
+_LONG = tuple((10**17 + number, 10**17 + number) for number in range(20))
+"""As many earlier branches as a marker has, with the longest names."""
 
 _KILL_STEPS = ("opened", "between records", "all records read", "published")
 _CHILD_TIMEOUT_S = 120.0
@@ -66,8 +68,11 @@ class SinkKit:
         histories: list[Callable[[_History], None]] = [
             _plain,
             _rewound,
+            _other_slots,
+            _records_that_fail,
             _older_publisher,
             _older_publisher_within_its_records,
+            _older_publisher_without_records,
             _suspended,
             *(_killed(step) for step in _KILL_STEPS),
         ]
@@ -159,9 +164,42 @@ def _plain(history: _History) -> None:
 def _rewound(history: _History) -> None:
     """After a rewind the first marker of the new branch is found, though nothing was published with it."""
     history.publish(history.marker(5), [0])
-    history.publish(history.marker(3, branch=9))
-    history.expect(MARKER, history.marker(3, branch=9), history.last())
+    first = replace(history.marker(3, branch=9), earlier=_LONG)
+    history.publish(first)
+    history.expect(MARKER, first, history.last())
     history.publish(history.marker(4, branch=9), [2])
+    history.expect_records(0, 2)
+
+
+def _other_slots(history: _History) -> None:
+    """Another sink of the job, and another job's sink of this name, have published nothing."""
+    history.publish(history.marker(0), [0])
+    own = history.slots[0]
+    for other in (replace(own, sink=f"{own.sink}-other"), replace(own, job_uid=uuid.uuid4().hex)):
+        history.kit.sink.check(history.kit.columns, [other])
+        publisher = history.kit.sink.open(other)
+        history.expect(MARKER, None, publisher.last_published())
+        publisher.close()
+
+
+def _records_that_fail(history: _History) -> None:
+    """The log fails while records are read from it: nothing is visible, and a later try publishes all."""
+
+    def records() -> Iterator[pa.RecordBatch]:
+        yield history.kit.batch(history.numbers(0))
+        raise UnavailableError("the log does not answer")
+
+    publisher = history.kit.sink.open(history.slots[0])
+    try:
+        publisher.publish(records(), history.marker(0))
+        history.expect(ATOMIC, "UnavailableError", "success")
+    except UnavailableError:
+        pass
+    finally:
+        publisher.close()
+    history.expect_records()
+    history.expect(MARKER, None, history.last())
+    history.publish(history.marker(0), [0], [2])
     history.expect_records(0, 2)
 
 
@@ -188,6 +226,17 @@ def _older_publisher_within_its_records(history: _History) -> None:
     history.expect_fenced(lambda: older.publish(records(), history.marker(0)))
     older.close()
     history.expect_records(0)
+
+
+def _older_publisher_without_records(history: _History) -> None:
+    """A publisher that stood still has only a marker to publish, after a newer one has published more."""
+    history.publish(history.marker(0), [0])
+    older = history.kit.sink.open(history.slots[0])
+    history.publish(history.marker(2), [2])
+    history.expect_fenced(lambda: older.publish([], history.marker(1)))
+    older.close()
+    history.expect(MARKER, history.marker(2), history.last())
+    history.expect_records(0, 2)
 
 
 def _suspended(history: _History) -> None:

@@ -11,7 +11,7 @@ from confluent_kafka import KafkaException, TopicCollection
 from confluent_kafka.admin import AclOperation, AdminClient, ConfigResource  # type: ignore[attr-defined]
 
 from backend_client.sinks.kafka.errors import ADVICE, TIMEOUT_LIMIT, ConnectionErrors
-from backend_client.sinks.kafka.markers import partitions_of
+from backend_client.sinks.kafka.markers import partitions_of, replicas_of
 from storage.errors import InvalidInputError, UnavailableError
 
 _TIMEOUT_S = 20.0
@@ -109,13 +109,10 @@ class ClusterCheck:
         Raises:
             InvalidInputError: Their topic has fewer replicas.
         """
-        with suppress(KafkaException, KeyError):  # publishing tells
+        with suppress(KafkaException):  # publishing tells
             topics = self._admin.list_topics(timeout=_TIMEOUT_S).topics
-            less, more = (
-                min((len(found.replicas) for found in topics[name].partitions.values()), default=0)
-                for name in (markers, topic)
-            )
-            if less < more:
+            less, more = (replicas_of(topics.get(name)) for name in (markers, topic))
+            if 0 < less < more:  # a broker may not know a new topic yet
                 raise InvalidInputError(
                     f"the topic {markers!r} of the sink's markers has {less} replicas, topic {topic!r} has {more}: "
                     "after a loss of markers output would be published twice. Give it as many "

@@ -14,7 +14,7 @@ from concurrent.futures import Future
 from typing import Any
 
 from confluent_kafka import Consumer, KafkaError, KafkaException, Message, TopicPartition
-from confluent_kafka.admin import AdminClient, NewPartitions, NewTopic  # type: ignore[attr-defined]
+from confluent_kafka.admin import AdminClient, NewPartitions, NewTopic, TopicMetadata  # type: ignore[attr-defined]
 
 from backend_client.sinks.kafka.errors import END_OF_PARTITION
 from backend_client.sinks.protocol import Marker, Slot
@@ -75,9 +75,15 @@ def newest_marker(connection: Mapping[str, Any], topic: str, slot: Slot) -> Mark
     return None
 
 
-def ensure_topic(connection: Mapping[str, Any], topic: str, slots: int) -> None:
+def ensure_topic(connection: Mapping[str, Any], topic: str, slots: int, records: str | None = None) -> None:
     """
     Create the topic of the markers, or give it as many partitions as there are slots.
+
+    Args:
+        connection: Options of a client.
+        topic: The topic of the markers.
+        slots: Number of slots.
+        records: The topic of the records; a new one has as many replicas at least.
 
     Raises:
         InvalidInputError: It has too few partitions, or it does not exist, and the brokers do not let it be changed.
@@ -88,7 +94,7 @@ def ensure_topic(connection: Mapping[str, Any], topic: str, slots: int) -> None:
     if partitions >= slots:
         return
     if partitions == 0:
-        made = admin.create_topics([_new_topic(admin, topic, slots)])[topic]
+        made = admin.create_topics([_new_topic(admin, topic, slots, records)])[topic]
     else:
         made = admin.create_partitions([NewPartitions(topic, slots)])[topic]
     _wait_for(made, topic, slots)
@@ -97,10 +103,17 @@ def ensure_topic(connection: Mapping[str, Any], topic: str, slots: int) -> None:
         time.sleep(0.05)
 
 
-def _new_topic(admin: AdminClient, topic: str, slots: int) -> NewTopic:
-    replicas = min(_REPLICAS, len(admin.list_topics(timeout=_TIMEOUT_S).brokers))
-    config = {**_TOPIC_CONFIG, "min.insync.replicas": "2"} if replicas == _REPLICAS else _TOPIC_CONFIG
+def _new_topic(admin: AdminClient, topic: str, slots: int, records: str | None) -> NewTopic:
+    found = admin.list_topics(timeout=_TIMEOUT_S)
+    # A broker that is down is not among them: then the brokers refuse a topic that the check would refuse for ever.
+    replicas = max(min(_REPLICAS, len(found.brokers)), replicas_of(found.topics.get(records or "")))
+    config = {**_TOPIC_CONFIG, "min.insync.replicas": "2"} if replicas >= _REPLICAS else _TOPIC_CONFIG
     return NewTopic(topic, slots, replicas, config=config)
+
+
+def replicas_of(found: TopicMetadata | None) -> int:
+    """Return the least number of replicas of a topic's partitions, 0 if they are not known."""
+    return min((len(partition.replicas) for partition in found.partitions.values()), default=0) if found else 0
 
 
 def partitions_of(admin: AdminClient, topic: str) -> int:

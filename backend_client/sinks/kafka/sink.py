@@ -69,7 +69,7 @@ class KafkaSink(Sink):
         if self.topic is not None:
             check.topic(self.topic)
         markers = self._marker_topic(slots[0])
-        ensure_topic(connection, markers, len(slots))
+        ensure_topic(connection, markers, len(slots), self.topic)
         check.marker_topic(markers)
         if self.topic is not None:
             check.replicas(markers, self.topic)

@@ -202,7 +202,7 @@ class SinkOutput:
         """
         latest, slots = self._session.latest, self._plan.slots
         if latest is not None:
-            target, must_end = first_target(latest, self._known, slots)
+            target, must_end = first_target(latest, self._known, slots, self._session.stored())
             self._publisher.submit(target, 0)
             if must_end:
                 self._publisher.drain()

@@ -177,9 +177,13 @@ class Publisher:
                 self._changed.notify_all()
 
     def _oldest(self) -> Target:
-        """Return the next target. While it waited, its checkpoint may have been subsumed; the newest one is not."""
+        """
+        Return the next target. While it waited, its checkpoint may have been subsumed; the newest one is not.
+
+        That one's log lacks what was published when it was logged, which is more than was so at the target's.
+        """
         with self._changed:
-            return replace(self._waiting[0][0], newest=self._waiting[-1][0].checkpoint)
+            return replace(self._waiting[0][0], newest=self._waiting[-1][0].checkpoint, published=self.published)
 
     def _publish_with_patience(self) -> bool:
         """Publish the next target, however often it must be tried; return whether it is, and this is not closed."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import replace
 
 from backend_client.sinks.slot_publishing import Target
@@ -55,7 +56,9 @@ def stored_sinks(latest: CheckpointInfo | None) -> dict[str, OperatorInfo]:
     return {info.name: info for info in latest.operators if info.is_sink} if latest else {}
 
 
-def first_target(latest: CheckpointInfo, stored: OperatorInfo | None, slots: int) -> tuple[Target, bool]:
+def first_target(
+    latest: CheckpointInfo, stored: OperatorInfo | None, slots: int, checkpoints: Sequence[CheckpointInfo] = ()
+) -> tuple[Target, bool]:
     """
     Return what a start has to publish, and whether it must be published before anything is built on it.
 
@@ -63,6 +66,7 @@ def first_target(latest: CheckpointInfo, stored: OperatorInfo | None, slots: int
         latest: The job's newest checkpoint.
         stored: What that says of the sink; None if it does not know it.
         slots: The query's number of slots.
+        checkpoints: The newest one and its stored predecessors.
     """
     known = stored if stored is not None and stored.kind == SINK else None
     # A slot that the newest checkpoint does not use may have a marker from before a rewind.
@@ -73,5 +77,15 @@ def first_target(latest: CheckpointInfo, stored: OperatorInfo | None, slots: int
         given_up=stored.published if stored is not None and known is None else None,
         marked_slots=known.parallelism if known is not None and known.published is not None else 0,
         published=known.published if known is not None else None,
+        stored=tuple(info.ref for info in checkpoints),
+        used_slots=_slots_before(latest, known, checkpoints),
     )
     return target, begins or known is None or slots != known.parallelism
+
+
+def _slots_before(latest: CheckpointInfo, known: OperatorInfo | None, checkpoints: Sequence[CheckpointInfo]) -> int:
+    """Return how many of a sink's slots are known to have been in use, whatever a rewind to `latest` has altered."""
+    if known is None:
+        return 0
+    of_base = next((stored_sinks(info).get(known.name) for info in checkpoints if info.ref == latest.base), None)
+    return of_base.parallelism if of_base is not None and of_base.kind == SINK else 1

@@ -301,7 +301,9 @@ class ManyBrokers:
     def __init__(self, brokers: int, **replicas: int) -> None:
         self.made: list[NewTopic] = []
         topics = {
-            name: SimpleNamespace(error=None, partitions={0: SimpleNamespace(replicas=list(range(number)))})
+            name: SimpleNamespace(
+                error=None, partitions={0: SimpleNamespace(replicas=list(range(number)))} if number else {}
+            )
             for name, number in replicas.items()
         }
         self._metadata = SimpleNamespace(brokers=dict.fromkeys(range(brokers)), topics=topics)
@@ -328,18 +330,31 @@ def test_markers_are_replicated(
     """Whatever the brokers' default is: with one replica, markers could be lost and their records not."""
     admin = ManyBrokers(brokers)
     monkeypatch.setattr(markers, "AdminClient", admin)
-    markers.ensure_topic({}, "markers", 4)
+    markers.ensure_topic({}, "markers", 4, "records")
     (made,) = admin.made
     assert (made.num_partitions, made.replication_factor) == (4, replicas)
     assert (made.config or {}).get("min.insync.replicas") == in_sync
 
 
+@pytest.mark.parametrize(("brokers", "records"), [(9, 5), (2, 3)])
+def test_markers_are_not_made_with_fewer_replicas_than_records(
+    monkeypatch: pytest.MonkeyPatch, brokers: int, records: int
+) -> None:
+    """The start would refuse such a topic for ever, if one broker only was down when it was made."""
+    admin = ManyBrokers(brokers, records=records)
+    monkeypatch.setattr(markers, "AdminClient", admin)
+    markers.ensure_topic({}, "markers", 4, "records")
+    assert [made.replication_factor for made in admin.made] == [records]
+
+
 def test_markers_have_as_many_replicas_as_records(monkeypatch: pytest.MonkeyPatch) -> None:
     """A topic that others have made with fewer is refused at the start."""
-    monkeypatch.setattr(check, "AdminClient", ManyBrokers(3, few=1, many=3))
+    monkeypatch.setattr(check, "AdminClient", ManyBrokers(3, few=1, many=3, new=0))
     found = check.ClusterCheck({}, {})
     found.replicas("many", "few")
     found.replicas("many", "many")
+    found.replicas("unknown", "many")
+    found.replicas("new", "many")
     with pytest.raises(InvalidInputError, match=r"markers has 1 replicas, topic 'many' has 3: .* published twice"):
         found.replicas("few", "many")
 

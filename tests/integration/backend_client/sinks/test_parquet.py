@@ -22,7 +22,7 @@ from backend_client.sinks import parquet
 from backend_client.sinks.parquet import ParquetSink
 from backend_client.sinks.protocol import Marker, Slot
 from dstl_service.wire import BRANCH_GENERATIONS, CheckpointRef
-from storage.errors import CorruptDataError, FencedError, InvalidInputError, UnavailableError
+from storage.errors import CorruptDataError, FencedError, InvalidInputError, NotFoundError, UnavailableError
 from storage.object_store import ObjectData, ObjectStore
 from storage.open import open_store
 from tests.waiting import wait_until
@@ -430,3 +430,17 @@ def test_a_later_job_of_the_name_begins_anew(sink: ParquetSink) -> None:
     publisher = sink.open(Slot("job", "other", "out", 1, COLUMNS))
     assert publisher.last_published() is None
     publisher.close()
+
+
+def test_entries_that_change_all_the_time_count_as_no_answer(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Taken for none, they would set the marker back to the newest file that is left."""
+    sink = ParquetSink(tmp_path.as_uri())
+    publish(sink, 0, 1)
+
+    class Changing(CountingStore):
+        def get(self, key: str) -> bytes:
+            raise NotFoundError(f"there is no object {key}")
+
+    monkeypatch.setattr(parquet, "open_store", lambda path, **_: Changing(open_store(path)))
+    with pytest.raises(UnavailableError, match="change too fast to be read: other publishers run"):
+        sink.open(SLOT)

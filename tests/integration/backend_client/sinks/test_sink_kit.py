@@ -5,9 +5,9 @@ from __future__ import annotations
 import json
 import sqlite3
 import sys
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from contextlib import ExitStack, closing
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import ExitStack, closing, suppress
+from dataclasses import dataclass, replace
 from pathlib import Path
 from urllib.request import urlopen
 
@@ -153,23 +153,27 @@ class Careless(Sink):
 
 class _CarelessPublisher(SlotPublisher):
     def __init__(self, sink: SqliteSink, slot: Slot, fault: str) -> None:
+        slot = replace(slot, sink="one") if fault == "mixes sinks" else slot
         self._sink, self._slot, self._fault = sink, slot, fault
         self._publisher = sink.open(slot)
 
     def last_published(self) -> Marker | None:
         """Return the marker."""
-        return None if self._fault == "forgets" else self._publisher.last_published()
+        found = self._publisher.last_published()
+        if self._fault == "forgets branches" and found is not None:
+            return replace(found, earlier=())
+        return None if self._fault == "forgets" else found
 
     def publish(self, records: Iterable[pa.RecordBatch], marker: Marker) -> int:
         """Publish with the fault."""
         if self._fault == "writes first":
             return self._write_first(records, marker)
+        batches = list(_until_error(records)) if self._fault == "keeps a part" else records
         if self._fault == "fences nobody":
-            self._publisher = self._sink.open(self._slot)
-        batches = list(records) if self._fault == "fences nobody" else records
+            batches = list(batches)
         if self._fault == "reverses":
             batches = [batch.take(list(range(batch.num_rows))[::-1]) for batch in batches]
-        if self._fault == "fences nobody":
+        if self._fault == "fences nobody" or (self._fault == "fences no marker" and not batches):
             self._publisher = self._sink.open(self._slot)
         count = self._publisher.publish(batches, marker)
         if self._fault == "doubles":
@@ -190,10 +194,19 @@ class _CarelessPublisher(SlotPublisher):
         return self._publisher.publish([], marker)
 
 
+def _until_error(records: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+    with suppress(UnavailableError):
+        yield from records
+
+
 @pytest.mark.parametrize(
     ("fault", "promise"),
     [
         ("forgets", sink_kit.MARKER),
+        ("forgets branches", sink_kit.MARKER),
+        ("mixes sinks", sink_kit.MARKER),
+        ("keeps a part", sink_kit.ATOMIC),
+        ("fences no marker", sink_kit.FENCED),
         ("writes first", sink_kit.ATOMIC),
         ("fences nobody", sink_kit.FENCED),
         ("reverses", sink_kit.ORDER),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -10,7 +11,8 @@ import pytest
 from backend_client.service import job_session
 from backend_client.service.job_session import JobSession, connect, kept_client
 from backend_client.settings import BackendSettings
-from storage.errors import FencedError, InvalidInputError
+from dstl_service.wire import CheckpointInfo, CheckpointRef, OpenedJob
+from storage.errors import CorruptDataError, FencedError, InvalidInputError
 
 
 @pytest.fixture
@@ -118,3 +120,20 @@ def test_a_driver_learns_that_it_was_overtaken(monkeypatch: pytest.MonkeyPatch, 
     else:
         session.check_owned()
     assert closed == [True]
+
+
+@pytest.mark.parametrize("is_damaged", [False, True])
+def test_a_driver_knows_the_stored_checkpoints(*, is_damaged: bool) -> None:
+    """An older one that is damaged ends no start: only the newest is built on."""
+    newest = CheckpointInfo(CheckpointRef(4, 0, "m4"), None, 1, 0, "q", "", [], 0, 0)
+
+    class Client:
+        def get(self, path: str) -> Any:
+            assert path == "/v1/jobs/job/checkpoints"
+            if is_damaged:
+                raise CorruptDataError("manifest 3 cannot be read")
+            return [asdict(newest)]
+
+    client: Any = Client()
+    session = JobSession(client, BackendSettings("file:///s", "job"), OpenedJob("job", "u", 1, 8, None, "s"))
+    assert session.stored() == ([] if is_damaged else [newest])

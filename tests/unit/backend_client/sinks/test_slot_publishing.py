@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
+from dataclasses import replace
 
 import pyarrow as pa
 import pytest
@@ -182,6 +183,8 @@ def test_system_that_was_set_back(at: int | None, target: Target, is_set_back: b
         (CheckpointRef(2, 0, "lost"), Target(ref(2))),
         (CheckpointRef(2, 0, "lost"), Target(ref(1), is_first=True)),
         (CheckpointRef(2, 7 * BRANCH_GENERATIONS, "lost"), Target(ref(1, 7), starts_branch=True, is_first=True)),
+        (CheckpointRef(2, 0, "lost"), Target(ref(3), is_first=True, stored=(ref(1), ref(2), ref(3)))),
+        (CheckpointRef(2, 0, "lost"), Target(ref(3, 7), True, is_first=True, stored=(ref(2), ref(3, 7)))),
     ],
 )
 def test_lost_checkpoint_is_an_error(published: CheckpointRef, target: Target) -> None:
@@ -192,6 +195,22 @@ def test_lost_checkpoint_is_an_error(published: CheckpointRef, target: Target) -
     ):
         publish(sink, target)
     assert (sink.records, sink.closed) == ([], 1)
+
+
+def test_job_that_went_on_after_it_was_set_back_is_rewound_far_enough() -> None:
+    """Output that came again must be computed anew: after a rewind to a later checkpoint it counts as published."""
+    target = Target(ref(9), is_first=True, marked_slots=4, published=3, stored=(ref(8), ref(9)))
+    with pytest.raises(ConflictError, match="Rewind the job to checkpoint 3, or one before"):
+        is_due(Marker("uid", 3, CheckpointRef(8, 0, "lost")), SLOT, target)
+    with pytest.raises(FencedError, match=r"set back: Rewind the job to checkpoint 3, or one before"):
+        is_due(Marker("uid", 3, ref(2, 7), ((0, 4),)), SLOT, target)
+
+
+def test_marker_of_a_stored_checkpoint_is_the_jobs() -> None:
+    """Not the uid of another branch's checkpoint counts; of those that are no longer stored nothing is known."""
+    stored = (ref(1), ref(1, 7), ref(2, 7))
+    for marker in (Marker("uid", 3, ref(1, 7)), Marker("uid", 3, ref(0, 7)), Marker("uid", 3, ref(2, 7))):
+        assert is_due(marker, SLOT, Target(ref(2, 7), is_first=True, stored=stored)) is (marker.checkpoint.id < 2)
 
 
 def test_slot_of_a_newer_driver_is_published() -> None:
@@ -206,10 +225,26 @@ def test_system_that_was_set_back_before_a_rewind() -> None:
     """The rewind's target has no output from before it: what the system lost would never be published."""
     target = Target(ref(2, 7), starts_branch=True, marked_slots=4, published=1)
     first = Slot("job", "uid", "output", 0)
-    with pytest.raises(ConflictError, match=r"had published checkpoint 1, and stands at 0: .* Rewind the job to .* 0 "):
+    with pytest.raises(ConflictError, match=r"had published more than checkpoint 0\..* Rewind the job to .* 0 "):
         is_due(Marker("uid", 0, ref(0)), first, target)
     assert is_due(Marker("uid", 0, ref(0, 5), ((0, 1),)), first, target)
     assert is_due(Marker("uid", 3, ref(0)), SLOT, target)  # it may have been out of use
+    with pytest.raises(ConflictError, match="slot 3 of sink 'output' had published more than checkpoint 0"):
+        is_due(Marker("uid", 3, ref(0)), SLOT, replace(target, used_slots=4))
+
+
+def test_system_that_was_set_back_before_two_rewinds() -> None:
+    """The marker knows nothing of the branch between: that branch's output is not taken for the former one's."""
+    first, marker = Slot("job", "uid", "output", 0), Marker("uid", 0, ref(2))
+    target = Target(ref(2, 9), True, marked_slots=1, published=1, stored=(ref(1, 7), ref(2, 9)))
+    with pytest.raises(ConflictError, match=r"Rewind the job to checkpoint 1 or one before"):
+        is_due(marker, first, target)
+    assert is_due(Marker("uid", 0, ref(1, 7), ((0, 2),)), first, target)
+    assert is_due(marker, SLOT, target)  # it may have been out of use
+    assert is_due(marker, first, replace(target, stored=(ref(1), ref(2, 9))))
+    assert is_due(marker, first, replace(target, used_slots=0))  # the sink has come back
+    with pytest.raises(ConflictError, match=r"Rewind the job to checkpoint 1 or one before"):
+        is_due(marker, first, Target(ref(2, 7), True, stored=(ref(1, 7), ref(2, 7))))  # it has more slots now
 
 
 @pytest.mark.parametrize("earlier", [(), ((0, 4),), ((0, 4), (12, 9))])

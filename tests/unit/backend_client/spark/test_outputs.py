@@ -1,17 +1,22 @@
-"""When a batch waits for the output of those before it."""
+"""What a sink's output has published when a query starts, and when a batch waits for that of those before it."""
 
 from __future__ import annotations
 
+from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
 from pyspark.sql.types import StructType
 
+from backend_client.settings import BackendSettings
 from backend_client.sinks.parquet import ParquetSink
+from backend_client.sinks.slot_publishing import Target
+from backend_client.spark.output import outputs
 from backend_client.spark.output.outputs import SinkOutput, SinkPlan
 from backend_client.spark.output.publisher import Publisher
-from dstl_service.wire import CheckpointInfo, CheckpointRef, OperatorInfo
+from dstl_service.wire import SINK, CheckpointInfo, CheckpointRef, OperatorInfo
+from tests.unit.backend_client.sinks.test_slot_publishing import MemorySink
 
 FIRST, LAST = OperatorInfo("first", 4, "{}", {}), OperatorInfo("last", 4, "{}", {}, called="renamed")
 
@@ -56,3 +61,46 @@ def test_batch_waits_where_keys_move(
     for _ in range(2):
         made.before_batch(last)
     assert waits == [must_wait, False]
+
+
+REFS = [CheckpointRef(8, 0, "m8"), CheckpointRef(9, 0, "m9")]
+STORED = OperatorInfo("output", 2, "MemorySink", {}, kind=SINK, published=7)
+
+
+class Session:
+    """A job with two stored checkpoints."""
+
+    latest = CheckpointInfo(REFS[1], REFS[0], 1, 0, "q", "", [STORED], 0, 0)
+
+    def stored(self) -> list[CheckpointInfo]:
+        """Return them."""
+        return [replace(self.latest, ref=REFS[0], base=None), self.latest]
+
+    def check_owned(self) -> None:
+        """Do nothing."""
+
+
+class Shipments:
+    """Sends nothing."""
+
+    def parcel(self, value: object) -> object:
+        """Return the value."""
+        return value
+
+
+def test_first_target_has_the_checkpoints_of_the_job(monkeypatch: pytest.MonkeyPatch) -> None:
+    """By them a marker of a checkpoint that the job lost is known as such."""
+    submitted: list[tuple[Target, int]] = []
+
+    class Publisher:
+        def __init__(self, *_: object) -> None:
+            pass
+
+        def submit(self, target: Target, size_bytes: int) -> None:
+            submitted.append((target, size_bytes))
+
+    monkeypatch.setattr(outputs, "Publisher", Publisher)
+    parts: Any = (Session(), Shipments(), None)
+    SinkOutput(SinkPlan(MemorySink(), "output", 2, StructType()), BackendSettings("file:///s", "job"), *parts).start()
+    expected = Target(REFS[1], marked_slots=2, published=7)
+    assert submitted == [(replace(expected, stored=tuple(REFS), used_slots=2), 0)]

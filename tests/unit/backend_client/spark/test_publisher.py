@@ -26,6 +26,7 @@ class System:
         self.is_up = threading.Event()
         self.published: list[int] = []
         self.newest: list[int] = []
+        self.known: list[int | None] = []
         self.first: list[int] = []
         self.refused = 0
 
@@ -40,6 +41,7 @@ class System:
         self.published.append(wanted.checkpoint.id)
         assert wanted.newest is not None
         self.newest.append(wanted.newest.id)
+        self.known.append(wanted.published)
         self.first += [wanted.checkpoint.id] if wanted.is_first else []
         return 10
 
@@ -118,7 +120,7 @@ def test_late_publish_knows_a_checkpoint_that_is_stored(system: System, publishe
     publisher.submit(target(2), 10)
     system.is_up.set()
     wait_until(lambda: publisher.backlog == (0, 0))
-    assert (system.published, system.newest) == ([0, 1, 2], [2, 2, 2])
+    assert (system.published, system.newest, system.known) == ([0, 1, 2], [2, 2, 2], [None, 0, 1])
 
 
 def test_batch_may_wait_until_all_is_published(system: System, publisher: Publisher) -> None:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 
 from backend_client.sinks.slot_publishing import Target
@@ -37,13 +39,25 @@ def sink(kind: str = SINK, published: int | None = None) -> OperatorInfo:
         (sink(published=7), 2, Target(REF, marked_slots=2, published=7), False),
         (sink(published=7), 1, Target(REF, marked_slots=2, published=7), True),
         (sink(published=7), 3, Target(REF, starts_branch=True, marked_slots=2, published=7), True),
-        (sink(CLOSED_SINK, 7), 2, Target(REF, starts_branch=True, given_up=7), True),
-        (None, 2, Target(REF, starts_branch=True), True),
+        (sink(CLOSED_SINK, 7), 2, Target(REF, starts_branch=True, given_up=7, used_slots=0), True),
+        (None, 2, Target(REF, starts_branch=True, used_slots=0), True),
     ],
 )
 def test_what_a_start_publishes(stored: OperatorInfo | None, slots: int, target: Target, must_end: bool) -> None:
     """New slots, and sinks that the newest checkpoint does not use, may have markers from before a rewind."""
     assert first_target(latest(), stored, slots) == (target, must_end)
+
+
+def test_start_knows_the_checkpoints_of_its_job() -> None:
+    """A slot may have published one that the job lost, and whose id has come again since."""
+    older = replace(latest(), ref=CheckpointRef(8, 0, "m8"), operators=[replace(sink(), parallelism=5)])
+    newest = replace(latest(), base=older.ref)
+    target, _ = first_target(newest, sink(), 2, [older, newest])
+    assert (target.stored, target.used_slots) == ((older.ref, REF), 5)
+    assert first_target(newest, sink(), 2, [newest])[0].used_slots == 1
+    assert first_target(newest, sink(CLOSED_SINK), 2, [older, newest])[0].used_slots == 0
+    came_back = replace(older, operators=[sink(CLOSED_SINK)])
+    assert first_target(newest, sink(), 2, [came_back, newest])[0].used_slots == 1
 
 
 def test_start_after_a_rewind() -> None:

@@ -230,7 +230,7 @@ def test_clearing_the_cache_costs_nothing(
     spark: SparkSession, make_backend: Backends, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, how: str
 ) -> None:
     """I18: Spark's cache is the user's: after clearing it, between reads or operators, the same rows are read."""
-    from backend_client.spark.driver import driver
+    from backend_client.spark.driver import passes
     from backend_client.spark.driver.receipts import collect_receipts
 
     write_input(tmp_path / "in", FILES)
@@ -249,7 +249,7 @@ def test_clearing_the_cache_costs_nothing(
         clear()
         seen.append((first, {row.k: row.n for row in batch.collect()}))
 
-    monkeypatch.setattr(driver, "collect_receipts", collect_and_clear)
+    monkeypatch.setattr(passes, "collect_receipts", collect_and_clear)
     run_to_end(dice(backend, spark, tmp_path / "in", operators=2).writeStream, tmp_path / "chk", function)
 
     assert [progress.tries for progress in backend.recent_progress] == [1, 1, 1]
@@ -266,7 +266,7 @@ def test_lost_block_between_operators(
     spark: SparkSession, make_backend: Backends, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """I18: if a block of the first operator is lost before the second has read it, the batch runs again."""
-    from backend_client.spark.driver import driver
+    from backend_client.spark.driver import passes
     from backend_client.spark.driver.receipts import collect_receipts
 
     write_input(tmp_path / "in", FILES)
@@ -280,7 +280,7 @@ def test_lost_block_between_operators(
             lose_blocks(spark)
         return receipts
 
-    monkeypatch.setattr(driver, "collect_receipts", collect_and_lose)
+    monkeypatch.setattr(passes, "collect_receipts", collect_and_lose)
     run_to_end(
         dice(backend, spark, tmp_path / "in", operators=2).writeStream, tmp_path / "chk", lambda batch, _: batch.count()
     )

@@ -94,6 +94,8 @@ def test_random_splits_from_8_to_12_to_5(job: MaterializingJob) -> None:
     job.sidecar.restart(**switches(materialization=True, compaction=True))
     chance = random.Random(13)
     for turn in range(5):
+        job.parallelism = 8
+        job.batches_until(lambda: job.base and job.view().materializations, "a materialization", keys=6)
         for parallelism in (8, 12, 5):
             job.parallelism = parallelism
             share = chance.random()
@@ -102,7 +104,6 @@ def test_random_splits_from_8_to_12_to_5(job: MaterializingJob) -> None:
             folder = f"{turn}-{parallelism}"
             assert job.restored({8: 12, 12: 5, 5: 8}[parallelism], folder) == job.state, (turn, parallelism)
             shutil.rmtree(job.folder / folder)
-    assert job.view().materializations
 
 
 @pytest.mark.parametrize("materialization", [False, True])

@@ -88,7 +88,6 @@ class BatchRunner:
         self._removed = start.removed
         self._times = BatchTimes(query.spark, log.query_id, operators)
         self._anchors = Anchors.of(query.spark, query.settings.standby_replicas)
-        self._anchors.acquire()
         self._standby = Standby(session, query.settings, self._anchors.hosts)
         prepare = TablePreparer(query.spark, session, query.settings, self._pin)
         self._failover = Failover(query.settings, operators, session.max_parallelism, Restoring(prepare.prepare))
@@ -98,6 +97,7 @@ class BatchRunner:
         place_slots = slots_placer(query.spark, self._pin)
         self.output: Output = output.open(query.settings, session, shipments, place_slots, log.given_up())
         check_names([*start.infos, *self.output.operators, *start.removed])
+        self._anchors.acquire()  # last: a start that is refused holds none
 
     @classmethod
     def open(cls, query: Query, output: OutputPlan, log: CheckpointLog, report: Report) -> BatchRunner:

@@ -183,6 +183,13 @@ def killed_at(family: Family, number: int) -> Iterator[FaultyStore]:
     yield faulty
 
 
+def fork_that_dies(family: Family, puts: int) -> bool:
+    """Fork a checkpoint in a process that dies before a put; return whether the fork is decided."""
+    with killed_at(family, puts) as store, suppress(UnavailableError):
+        family.fork(store=store, checkpoint_id=2)
+    return JobStore(family.store, "fork", family.parent.clock, family.ids()).exists()
+
+
 def test_fork_has_the_state_of_its_parent(family: Family) -> None:
     """The fork's first checkpoint has the id and the state of the parent's, whose objects it names."""
     report = family.fork(checkpoint_id=2)
@@ -334,9 +341,7 @@ def test_fork_of_a_deleted_parent_is_refused(family: Family) -> None:
 @pytest.mark.parametrize("puts", range(40))
 def test_fork_that_dies_anywhere_is_finished_or_never_was(family: Family, puts: int) -> None:
     """I3, I11, I12: wherever a fork dies, its job exists, and whoever comes next finishes it, or nothing stays."""
-    with killed_at(family, puts) as store, suppress(UnavailableError):
-        family.fork(store=store, checkpoint_id=2)
-    is_decided = JobStore(family.store, "fork", family.parent.clock, family.ids()).exists()
+    is_decided = fork_that_dies(family, puts)
     family.go_on("job")
 
     if is_decided:
@@ -352,9 +357,7 @@ def test_fork_that_dies_anywhere_is_finished_or_never_was(family: Family, puts: 
 @pytest.mark.parametrize("puts", range(20))
 def test_one_collection_clears_up_what_a_fork_left_that_died(family: Family, puts: int) -> None:
     """I12: even if the dead fork's last change of the register takes effect only while its savepoint is deleted."""
-    with killed_at(family, puts) as store, suppress(UnavailableError):
-        family.fork(store=store, checkpoint_id=2)
-    is_decided = JobStore(family.store, "fork", family.parent.clock, family.ids()).exists()
+    is_decided = fork_that_dies(family, puts)
 
     family.collect("job")
     assert is_decided or family.holds() == []

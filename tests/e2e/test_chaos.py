@@ -34,6 +34,7 @@ from storage.clock import SystemClock, SystemIds
 from storage.open import open_store
 from tests.e2e.chaos_events import EVENTS, Scene, wait_for
 from tests.e2e.support import expected_output, expected_state, random_input, stored_totals, write_input
+from tests.support.seeds import chosen_seed
 from tools.reporting.figures import Figure, Goal
 from tools.reporting.target import TargetReport
 
@@ -48,7 +49,7 @@ Rows = list[tuple[str | None, float]]
 @pytest.fixture
 def scene(tmp_path: Path, local_dir: Path) -> Iterator[Scene]:
     """Return the jobs with their storage; remaining processes of the programs are ended."""
-    seed = int(os.environ.get("DSTL_CHAOS_SEED", random.SystemRandom().randrange(1 << 32)))
+    seed = chosen_seed("DSTL_CHAOS_SEED")
     print(f"DSTL_CHAOS_SEED={seed}")
     folder = Path(tempfile.mkdtemp(dir=tmp_path))
     jobs = [f"job-{number}" for number in range(RUNS)]

@@ -34,6 +34,7 @@ from tests.e2e.chaos_program import FORK, HELD_BACK
 from tests.e2e.support import expected_output, expected_state, random_input, stored_totals, write_input
 from tests.e2e.test_chaos import Rows, executed_batches
 from tests.sidecars import end_sidecars
+from tests.support.seeds import chosen_seed
 from tools.servers.spark_cluster import Loopback, SparkCluster
 
 pytestmark = [pytest.mark.e2e, pytest.mark.timeout(3000)]
@@ -89,7 +90,7 @@ def drawn(chance: random.Random, number: int) -> Job:
 @pytest.fixture
 def scene(tmp_path: Path) -> Iterator[Scene]:
     """Return the jobs on their cluster; all processes are ended."""
-    seed = int(os.environ.get("DSTL_CHAOS_SEED", random.SystemRandom().randrange(1 << 32)))
+    seed = chosen_seed("DSTL_CHAOS_SEED")
     print(f"DSTL_CHAOS_SEED={seed}")
     with tempfile.TemporaryDirectory(prefix="dstl-", ignore_cleanup_errors=True) as place:
         folder, locals_ = tmp_path, Path(place)

@@ -38,7 +38,7 @@ from dstl_service.restore.segment_cache import SegmentCache
 from dstl_service.settings import CacheSettings, GcSettings, ServiceSettings
 from dstl_service.wire import SINK, ChangeSetRef, CheckpointRef, CompleteRequest, OpenJob, OperatorInfo
 from storage.change_set import decode_change_set, encode_change_set
-from storage.errors import DstlError
+from storage.errors import DstlError, NotFoundError
 from storage.key_groups import KeyGroupRange
 from storage.model import ChangeSetId, Segment, Writer
 from storage.testing import FakeIds
@@ -161,8 +161,13 @@ class Process:
     def publish(self) -> None:
         """Publish, through another host's sidecar, one checkpoint after the other of those that wait for it."""
         while self.targets:
-            target = self.targets[0]
-            publish(self.executor, self.job, replace(target, newest=self.targets[-1].checkpoint))
+            target, newest = self.targets[0], self.targets[-1].checkpoint
+            try:
+                publish(self.executor, self.job, replace(target, newest=newest))
+            except NotFoundError:
+                if newest == self.targets[-1].checkpoint:
+                    raise
+                continue  # as a query's publisher does: meanwhile the job went on, and subsumed what was to be read
             self.published = target.checkpoint.id
             self.targets.remove(target)
 

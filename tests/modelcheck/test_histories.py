@@ -15,7 +15,6 @@ the table continues, at step 20 the driver dies.
 from __future__ import annotations
 
 import os
-import random
 from collections.abc import Iterator
 
 import pytest
@@ -23,6 +22,7 @@ import pytest
 from tests.modelcheck.code_under_check import made_small
 from tests.modelcheck.explorer import Failure, explore, explore_at_random, replay
 from tests.modelcheck.histories import HISTORIES
+from tests.support.seeds import chosen_seed
 
 pytestmark = [
     pytest.mark.timeout(900),
@@ -33,7 +33,7 @@ pytestmark = [
 
 SCHEDULES = int(os.environ.get("DSTL_MODELCHECK_SCHEDULES", "900"))
 SCHEDULE = os.environ.get("DSTL_MODELCHECK_SCHEDULE")
-SEED = int(os.environ.get("DSTL_MODELCHECK_SEED") or random.randrange(1 << 32))
+SEED = chosen_seed("DSTL_MODELCHECK_SEED")
 SHARES = {"output": 4, "fork": 4}
 """Schedules with a publisher, or of two jobs, are long: only a part of them is run."""
 PREEMPTIONS = 3

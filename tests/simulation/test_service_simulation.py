@@ -29,6 +29,7 @@ from storage.leftovers import remove_leftovers
 from storage.testing import FakeIds
 from tests.simulation.cluster import CHECKPOINTS_RETAINED, SimulatedCluster
 from tests.simulation.driver import EVERYTHING, JOB, OPERATORS, CompetingDriver, table_of
+from tests.support.seeds import chosen_seed
 
 pytestmark = pytest.mark.timeout(600)
 
@@ -102,7 +103,8 @@ def simulate(seed: int) -> SimulatedCluster:
 def test_history_is_kept_under_faults(shard: int) -> None:
     """Whatever fails or dies, each durable set is restored once, and no lost one is named (I1-I5, I7, I8, I12)."""
     first = os.environ.get("DSTL_SIMULATION_SEED")
-    seeds = [int(first)] if first else [random.randrange(1 << 32) for _ in range(RUNS // SHARDS)]
+    drawn = random.Random(chosen_seed() + shard)
+    seeds = [int(first)] if first else [drawn.randrange(1 << 32) for _ in range(RUNS // SHARDS)]
     crashes = 0
     for seed in seeds:
         try:

@@ -20,7 +20,7 @@ from backend_client.sinks.slot_publishing import LoggedRecords, Target, publish_
 from backend_client.spark.batch import BatchContext, is_reachable
 from backend_client.spark.shipping import Parcel
 from dstl_service.wire import ChangeSetRef, CheckpointRef, LogTarget
-from storage.errors import UnavailableError
+from storage.errors import NotFoundError, UnavailableError
 from storage.key_groups import KeyGroupRange
 
 LOGGED = "receipt string"
@@ -116,7 +116,8 @@ class PublishTask:
         Publish the slots whose numbers the rows have; yield the number of records of each, or why it is refused.
 
         A system that does not answer, or refuses, is the publisher's matter: if the task failed, Spark would repeat it
-        at once several times, and each might wait as long, before anybody is told.
+        at once several times, and each might wait as long, before anybody is told. The same holds for checkpoints that
+        were subsumed while this read them: each attempt would look for them again, the publisher knows newer ones.
         """
         sink: Sink = self.sink.unpack()
         for batch in batches:
@@ -125,7 +126,7 @@ class PublishTask:
                 records, refusal = 0, None
                 try:
                     records = publish_slot(sink, slot, partial(self._read, slot), self.target)
-                except UnavailableError as error:
+                except (UnavailableError, NotFoundError) as error:
                     refusal = str(error)
                 row = {"records": pa.array([records], pa.int64()), "refusal": pa.array([refusal], pa.string())}
                 yield pa.RecordBatch.from_pydict(row)

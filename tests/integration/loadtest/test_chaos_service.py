@@ -7,7 +7,6 @@ repeats the script: ``python -m loadtest.chaos_service --seed …``.
 
 from __future__ import annotations
 
-import random
 from pathlib import Path
 
 import pytest
@@ -15,6 +14,7 @@ import pytest
 from loadtest.chaos.verify import Findings, verify
 from loadtest.chaos_service import ChaosRun, run
 from storage.open import open_store
+from tests.support.seeds import chosen_seed
 
 pytestmark = [pytest.mark.integration, pytest.mark.timeout(300)]
 
@@ -23,7 +23,7 @@ KILLS = 16
 
 def test_kills_lose_and_double_nothing(tmp_path: Path) -> None:
     """I3, I5, I8, I12: each acknowledged set is restored once, no checkpoint names a lost one, no orphan remains."""
-    seed = random.randrange(1 << 32)
+    seed = chosen_seed()
     print(f"seed {seed}")
 
     figures, outcomes = run(KILLS, seed, tmp_path)

@@ -14,6 +14,7 @@ import uuid
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, fields, replace
 from functools import cache, partial
+from operator import attrgetter
 from typing import Any, TypeVar
 
 from backend_client.progress import BatchProgress
@@ -46,8 +47,12 @@ logger = logging.getLogger("backend_client")
 
 _Client = TypeVar("_Client", bound=ServiceClient)
 
-_ANY_JOB = "any"
-_clients: dict[BackendSettings, ServiceClient] = {}
+_connection = attrgetter(
+    *("storage", "service", "token_file", "ca_file", "certificate_file", "local_dir", "trusted_uids", "trusted_dir"),
+    *("patience_s", "sidecar_idle_exit_s", "sidecar_config_file"),
+)
+"""Returns the settings that `connect_as` reads: jobs that differ in others only are served by one client."""
+_clients: dict[object, ServiceClient] = {}
 
 
 def connect(settings: BackendSettings, patience_s: float | None = None) -> ServiceClient:
@@ -97,10 +102,10 @@ def kept_client(settings: BackendSettings) -> ServiceClient:
     """
     Return this process's client, made at the first call: a worker runs many tasks.
 
-    Jobs that differ in their names only share one: a worker may run tasks of any number of jobs, and each client keeps
-    a connection open.
+    Jobs that connect alike share one: a worker may run tasks of any number of jobs, and each client keeps a connection
+    open.
     """
-    place = replace(settings, job=_ANY_JOB, fork_of=None, fork_at=None, fork_location=None, renamed=(), removed=())
+    place = _connection(settings)
     client = _clients.get(place)
     if client is None:
         client = _clients[place] = connect(settings)

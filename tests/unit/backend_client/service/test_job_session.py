@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
@@ -58,7 +58,32 @@ def test_jobs_share_a_process_client(tmp_path: Path) -> None:
         assert id(kept_client(BackendSettings("file:///s", "fork", local_dir=folder, fork_of=parent))) in clients
     renaming = BackendSettings("file:///s", "renaming", local_dir=folder, renamed=(("a", "b"),), removed=("c",))
     assert id(kept_client(renaming)) in clients
-    assert id(kept_client(BackendSettings("file:///other", "job-1", local_dir=folder))) not in clients
+    assert id(kept_client(BackendSettings("file:///s", "job-1", local_dir=folder, failover="deferred"))) in clients
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [
+        ("storage", "file:///other"),
+        ("service", "http://127.0.0.1:1"),
+        ("token_file", "token"),
+        ("ca_file", "/ca.pem"),
+        ("certificate_file", "/certificate.pem"),
+        ("trusted_uids", "12"),
+        ("trusted_dir", "/pod"),
+        ("patience_s", 3.0),
+        ("sidecar_idle_exit_s", 7),
+        ("sidecar_config_file", "/dstl.toml"),
+    ],
+)
+def test_another_connection_has_its_own_client(tmp_path: Path, name: str, value: Any) -> None:
+    """Each setting that says how to reach, prove oneself to, or start a sidecar has a client of its own."""
+    settings = BackendSettings("file:///s", "job", local_dir=str(tmp_path))
+    if name == "token_file":
+        value = str(tmp_path / value)
+        Path(value).write_text("secret\n", encoding="utf-8")
+
+    assert kept_client(replace(settings, **{name: value})) is not kept_client(settings)
 
 
 def test_missing_token_file_is_an_error(token_of: Any, tmp_path: Path) -> None:

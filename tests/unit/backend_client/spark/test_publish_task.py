@@ -29,7 +29,9 @@ def test_what_passes_by_itself_is_answered(monkeypatch: pytest.MonkeyPatch, erro
 
     monkeypatch.setattr(tasks, "publish_slot", refuse)
     target = Target(CheckpointRef(3, 0, "uid"))
-    task = PublishTask(BackendSettings("s3://bucket/jobs", "job"), "uid", "out", Parcel(pickle.dumps(None)), target, COLUMNS)
+    task = PublishTask(
+        BackendSettings("s3://bucket/jobs", "job"), "uid", "out", Parcel(pickle.dumps(None)), target, COLUMNS
+    )
 
     answers = list(task([pa.RecordBatch.from_pydict({"slot": [0, 1]})]))
 

@@ -74,6 +74,14 @@ class BackendSettings:
     """Partitions of an operator that names none; by default Spark's default parallelism."""
     max_parallelism: int | None = None
     """Number of key groups, 1..32768; fixed when the job is created (128 if not given)."""
+    autoscale_batch_ms: float | None = None
+    """How long a batch may take, in ms: while batches take longer, or the sources hold rows back, operators get twice
+    the partitions, and half of them once batches take less than a third. By default their number stays."""
+    autoscale_min: int = 1
+    """Autoscaling leaves an operator at least this number of partitions."""
+    autoscale_max: int | None = None
+    """Autoscaling gives an operator at most this number of partitions; by default Spark's default parallelism, and
+    never more than `max_parallelism`."""
     preemptive_bytes: int = 5 * 1024 * 1024
     """A task that has logged this much sends it on while rows still flow."""
     batch_tries_max: int = 4
@@ -151,6 +159,7 @@ class BackendSettings:
             raise InvalidInputError(f"local_dir must be the absolute path of a folder, not {self.local_dir!r}")
         if self.idle_timers is not None:
             self._check_number("idle_timers", 0)
+        self._check_autoscaling()
         self._check_fork()
         self._check_operators()
         for name in ("parallelism", "max_parallelism"):
@@ -208,6 +217,13 @@ class BackendSettings:
             self._check_number(name, 0)
         self._check_number("max_deferred_bytes", 0, whole=True)
         self._check_number("max_lost_fraction", 0, 1)
+
+    def _check_autoscaling(self) -> None:
+        if self.autoscale_batch_ms is not None:
+            self._check_number("autoscale_batch_ms", 0)
+        self._check_number("autoscale_min", 0, KEY_GROUP_MAX + 1, whole=True)
+        if self.autoscale_max is not None:
+            self._check_number("autoscale_max", self.autoscale_min - 1, KEY_GROUP_MAX + 1, whole=True)
 
     def _check_fork(self) -> None:
         if self.fork_of is not None and validate_name("job", self.fork_of) == self.job:

@@ -12,7 +12,7 @@ from pyspark.sql.streaming import StreamingQuery
 
 from backend_client.progress import BatchProgress
 from backend_client.settings import BackendSettings
-from backend_client.spark.driver.rescaling import Rescaling
+from backend_client.spark.scaling.rescaling import Rescaling
 from storage.errors import InvalidInputError
 
 logger = logging.getLogger("backend_client")

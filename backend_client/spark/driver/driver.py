@@ -36,13 +36,14 @@ from backend_client.spark.driver.pinning import Anchors, warn_of_failover
 from backend_client.spark.driver.placement import Pin, slots_placer
 from backend_client.spark.driver.receipts import progress_of
 from backend_client.spark.driver.repeating import helps_to_repeat
-from backend_client.spark.driver.rescaling import Rescaling
 from backend_client.spark.driver.table_preparation import TablePreparer
 from backend_client.spark.failover.failover import BatchMustWaitError, Failover
 from backend_client.spark.failover.restoring import Restoring
 from backend_client.spark.output.end_of_query import await_end
 from backend_client.spark.output.outputs import LostOutputError, Output, OutputPlan
 from backend_client.spark.query import Query
+from backend_client.spark.scaling.autoscaler import Autoscaler
+from backend_client.spark.scaling.rescaling import Rescaling
 from backend_client.spark.shipping import Shipments
 from backend_client.spark.standby.standby import Standby
 from backend_client.spark.start.checks import StartOperators, check_names, check_start, is_done
@@ -93,6 +94,9 @@ class BatchRunner:
         self._failover = Failover(query.settings, operators, session.max_parallelism, Restoring(prepare.prepare))
         self._links = HostLinks(query.spark, session, query.settings)
         self.rescaling = Rescaling(start.infos, session.max_parallelism, prepare)
+        self._autoscaler = Autoscaler(
+            query.spark, log.query_id, query.settings, session.max_parallelism, self.rescaling
+        )
         self._passes = self.passes_type(operators, session, self._times, shipments, self._standby, lambda: self._pin)
         place_slots = slots_placer(query.spark, self._pin)
         self.output: Output = output.open(query.settings, session, shipments, place_slots, log.given_up())
@@ -179,6 +183,7 @@ class BatchRunner:
             else:
                 self._session.report(progress)
                 self._report(progress)
+                self._autoscaler.after(progress)
                 return
 
     def _execute(self, frame: DataFrame, batch_id: int, tries: int, *, must_wait: bool) -> BatchProgress:

@@ -12,6 +12,7 @@ from collections import Counter
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
 
+from backend_client.autoscaling import AutoscaleRule
 from backend_client.failover.set_aside_entries import companion_of
 from backend_client.settings import BackendSettings
 from backend_client.spark.columnar_plan import ColumnarPlan
@@ -174,18 +175,25 @@ def _or_rewind(settings: BackendSettings, batch_id: int | None) -> str:
 
 
 def _operator_infos(query: Query, tables: OperatorTables, max_parallelism: int) -> list[OperatorInfo]:
-    default = query.settings.parallelism
+    cores, default = query.spark.sparkContext.defaultParallelism, query.settings.parallelism
     if default is None:
-        default = min(query.spark.sparkContext.defaultParallelism, max_parallelism)
-    return [_operator_info(operator, tables, default, max_parallelism) for operator in query.operators]
+        default = min(cores, max_parallelism)
+    rule = AutoscaleRule.of(query.settings, cores, max_parallelism)
+    return [_operator_info(operator, tables, default, max_parallelism, rule) for operator in query.operators]
 
 
 def _operator_info(
-    operator: Operator, tables: OperatorTables, parallelism_default: int, max_parallelism: int
+    operator: Operator,
+    tables: OperatorTables,
+    parallelism_default: int,
+    max_parallelism: int,
+    rule: AutoscaleRule | None,
 ) -> OperatorInfo:
     known = tables.stored.get(operator.name)
     parallelism = parallelism_default if operator.parallelism is None else operator.parallelism
     check_parallelism(parallelism, max_parallelism)
+    if rule is not None:
+        parallelism = rule.start(known.parallelism if known is not None else None, parallelism)
     is_columnar = isinstance(operator.processor, ColumnarPlan)
     modes = (operator.time_mode.value, operator.output_mode, COLUMNS if is_columnar else ROWS)
     info = OperatorInfo(operator.name, parallelism, operator.key_schema.json(), operator.states, *modes)

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from backend_client.spark.driver.rescaling import PASSES, Rescaling
+from backend_client.spark.scaling.rescaling import PASSES, Rescaling
 from dstl_service.wire import OperatorInfo
 from storage.errors import InvalidInputError
 from tests.waiting import wait_until

@@ -56,6 +56,12 @@ class Rescaling:
         with self._lock:
             return dict(self._current)
 
+    @property
+    def is_changing(self) -> bool:
+        """Whether a request is being prepared, or waits for the next batch."""
+        with self._lock:
+            return bool(self._wanted or self._ready)
+
     def request(self, operator: str, parallelism: int) -> None:
         """
         Request a parallelism for one of the batches to come; a later request replaces an earlier one.

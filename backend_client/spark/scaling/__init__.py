@@ -1,0 +1,1 @@
+"""Changes the parallelism of operators while their query runs, on request or by a rule."""

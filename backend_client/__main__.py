@@ -43,14 +43,17 @@ def _follow(options: argparse.Namespace) -> int:
 
 
 def _print_recommended_settings(_: argparse.Namespace) -> int:
+    """Print the options alone to the standard output, for ``spark-submit $(…)``; the reasons are for people."""
     from backend_client.spark.api.recommended_settings import recommended_settings  # PySpark takes a second to import
 
     reason = ""
     for one in recommended_settings():
         if one.reason != reason:
             reason = one.reason
-            sys.stdout.write(f"# {reason}\n")
+            sys.stderr.write(f"# {reason}\n")
+            sys.stderr.flush()
         sys.stdout.write(f"{one.option}\n")
+        sys.stdout.flush()  # both in order on a terminal
     return 0
 
 

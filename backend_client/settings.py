@@ -111,8 +111,8 @@ class BackendSettings:
     """Where it begins: a retained checkpoint (number) or a savepoint (name) of that job; by default at its newest
     checkpoint."""
     fork_location: str | None = None
-    """The `checkpointLocation` of that job's query: a fork that reads files needs what is noted there of them. Sources
-    of Kafka need it not."""
+    """The `checkpointLocation` of that job's query: a fork that reads files needs what is noted there of them. Kafka
+    sources do not need it."""
     renamed: tuple[tuple[str, str], ...] = ()
     """Operators that got another name since the newest checkpoint, as pairs or `{"former": "present"}`: they keep their
     state. The setting may stay; see docs/operations.md."""

@@ -48,7 +48,7 @@ class VirtualStore:
 
     Args:
         profile: The store's.
-        chance: Of all draws.
+        chance: Source of all draws.
     """
 
     def __init__(self, profile: StoreProfile, chance: Random) -> None:

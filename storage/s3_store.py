@@ -74,7 +74,7 @@ _ERRORS: Mapping[str, tuple[type[DstlError], str]] = {
     "416": (CorruptDataError, "it is damaged: it ends before the range"),
     "429": (UnavailableError, "the store asks to slow down"),
     "501": (InvalidInputError, "the server lacks this operation; use one that has conditional PUT"),
-    "3xx": (UnavailableError, "the server sends us elsewhere; check endpoint and region"),
+    "3xx": (UnavailableError, "the server redirected the request; check endpoint and region"),
     "4xx": (InvalidInputError, "the server refused the request"),
     "5xx": (UnavailableError, "the store failed"),
 }

@@ -79,8 +79,8 @@ def read_logged(
     found = sum(batch.num_rows for batch in batches)
     if found != expected:
         raise CorruptDataError(
-            f"{found} of {expected} rows are found that {companion} has set aside in batch {checkpoint_id} for key "
-            f"groups {of.to_text()}; run `dstl fsck`"
+            f"{companion} set {expected} rows aside in batch {checkpoint_id} for key groups {of.to_text()}, but the "
+            f"log has {found} of them; run `dstl fsck`"
         )
     if key_groups.covers(of):
         return iter(batches)

@@ -60,7 +60,7 @@ def read_output(
             raise ConflictError(
                 f"slot {slot} of sink {sink!r} had published more than checkpoint {after.id}, where it stands: its "
                 "system was set back, and the log no longer has what is missing. Rewind the job to that checkpoint or "
-                "one before, or give the sink another name to go on without"
+                "one before, or give the sink another name to continue without it"
             )
         logged = _read(client, job, sink, slot, have, until)
         wanted = (item for item in logged if first <= item.checkpoint_id <= to.id)

@@ -45,7 +45,7 @@ _HIDDEN = "_dstl"
 """Readers leave out what begins with an underscore."""
 _LOOKS = 10
 _KEPT_ENTRIES = 16
-"""Old entries are deleted by so many: a request each time would make each publish slower."""
+"""Old entries are deleted in groups of this size: one request per entry would slow every publish down."""
 _ROW_GROUP_BYTES = 64 << 20
 _TAIL_BYTES = 64 << 10
 _FOOTER = struct.Struct("<I4s")

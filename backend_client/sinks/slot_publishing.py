@@ -117,7 +117,7 @@ def _check_not_set_back(marker: Marker, slot: Slot, target: Target) -> None:
     """
     of_marker = marker.checkpoint.branch
     until = min([marker.newest, *(known.id for known in target.stored if known.branch > of_marker)])
-    advice = f"Rewind the job to checkpoint {until} or one before, or give the sink another name to go on without"
+    advice = f"Rewind the job to checkpoint {until} or one before, or give the sink another name to continue without it"
     if not target.starts_branch:
         raise ConflictError(
             f"slot {slot.number} of sink {slot.sink!r} stands at a checkpoint that job {slot.job!r} gave up by a "
@@ -157,7 +157,7 @@ def _check_known(published: CheckpointRef, slot: Slot, target: Target) -> None:
 def _advice(target: Target) -> str:
     """Batches may have gone on since the loss: a rewind that left one would have its output taken for published."""
     until = "from before that" if target.published is None else f"{target.published}, or one before"
-    return f"Rewind the job to checkpoint {until}, after which output is computed and published anew"
+    return f"Rewind the job to checkpoint {until}, after which output is computed and published again"
 
 
 def publish_slot(sink: Sink, slot: Slot, read: ReadOutput, target: Target) -> int:

@@ -1,1 +1,1 @@
-"""What is told to the systems that a query reads from: the offsets behind its checkpoints, as a consumer group's."""
+"""Commits the offsets of a query's checkpoints to the systems that it reads from, under a consumer group."""

@@ -59,7 +59,7 @@ def run(folder: Path) -> int:
     os.nice(_NICENESS)
     order = read_order(folder)
     if order is None:
-        logger.error("there is no order in %s", folder)
+        logger.error("the follower ends: %s has no order; the next task starts it again", folder)
         return 1
     client = connect_as(CopyClient, order.settings, _PATIENCE_S, may_start=False)
     try:
@@ -122,7 +122,7 @@ class Follower:
                 return
             newest = self._next(order, self._clock_s() + rest_s(self._stepping_s), ordered_s)
             if newest is None:
-                logger.info("no order came for long, its file is gone, or another version wrote it")
+                logger.info("the follower ends: no recent order, no order file, or one of another version")
                 return
             if newest.age != order.age:
                 ordered_s = self._clock_s()

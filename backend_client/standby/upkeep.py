@@ -86,7 +86,7 @@ def is_behind(version: CheckpointRef | None, base: CheckpointRef) -> bool:
     """
     Say whether a table may be brought to a checkpoint.
 
-    One that a task has used meanwhile may be beyond it, and would be made anew from the storage to go back.
+    A table that a task has used may be past the checkpoint: to go back, it would be restored from the storage.
 
     Args:
         version: Where the table stands; None if it is empty.

@@ -127,7 +127,7 @@ class Identity:
         if Right.KNOWN in rights or Right.NONE in rights:
             return True
         has_right = self.role == "full" or any(right in _ROLES[self.role] for right in rights)
-        # Who runs the fork reads the state of the job, so the right is needed on both.
+        # A caller that runs the fork reads the state of the job, so it needs the right on both.
         return has_right and Right.FULL not in rights and self.covers(job) and (fork is None or self.covers(fork))
 
     def covers(self, job: str | None) -> bool:

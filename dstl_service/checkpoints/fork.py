@@ -153,7 +153,7 @@ def _checked(origin: ForkOrigin | None, job: str, fork: str, life: int, checkpoi
     """Return where a job begins; raise `ConflictError` if it is not the fork that was asked for."""
     if origin is not None and (origin.job, origin.life, origin.checkpoint.to_text()) == (job, life, checkpoint):
         return origin
-    what = "is no fork" if origin is None else f"was forked from {origin.job!r} at {origin.checkpoint.to_text()}"
+    what = "is not a fork" if origin is None else f"was forked from {origin.job!r} at {origin.checkpoint.to_text()}"
     raise ConflictError(f"job {fork!r} exists and {what}: choose another name for the fork", job=fork)
 
 

@@ -55,7 +55,7 @@ class RecordWriter:
             if not self._waiting[job]:
                 del self._waiting[job]
         if (error := done.exception()) is not None:
-            logger.error("an act is not recorded", exc_info=error)
+            logger.error("an act is missing in the audit log", extra={"job": job}, exc_info=error)
 
 
 @dataclass(frozen=True, slots=True)

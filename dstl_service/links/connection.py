@@ -65,6 +65,7 @@ class LinkConnection:
         self._reader, self._writer, self._decoder = streams
         self._answer = answer
         self._room = room
+        self._peer = str(streams.writer.get_extra_info("peername"))
         self._waiting: dict[int, asyncio.Future[Message]] = {}
         self._answering: set[asyncio.Task[None]] = set()
         self._number = 0
@@ -81,7 +82,7 @@ class LinkConnection:
         try:
             await self._read()
         except (OSError, FrameError) as error:
-            logger.info("a link ended", extra={"error": repr(error)})
+            logger.info("a link ended", extra={"peer": self._peer, "error": repr(error)})
         finally:
             heartbeats.cancel()
             self.end()
@@ -199,7 +200,7 @@ class LinkConnection:
             if not self._writer.transport.get_write_buffer_size():  # else its bytes are the heartbeat
                 self._writer.write(encode_frame({}))
             await asyncio.sleep(HEARTBEAT_S)
-        logger.warning("a link is silent", extra={"heartbeats": SILENT_HEARTBEATS_MAX})
+        logger.warning("a link is silent", extra={"peer": self._peer, "heartbeats": SILENT_HEARTBEATS_MAX})
         self.is_silent = True
         self.end()
 

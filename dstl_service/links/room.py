@@ -1,8 +1,8 @@
 """
-What links may take: memory for frames that are incomplete and requests until they are answered, and the loop's time.
+Limits of links: memory for incomplete frames and for unanswered requests, and time of the event loop.
 
-Of the memory, one job may take half, the next job half of the rest, and so on (`dstl_service.process.shares`): whoever
-has the token of one job, and opens any number of links with it, leaves room for the others. Large frames are decoded
+One job may take half of the memory, the next job half of the rest, and so on (`dstl_service.process.shares`). So a
+client with the token of one job leaves room for the others, however many links it opens. Large frames are decoded
 one at a time, the jobs in turn, and the loop then serves others for as long as that took. Owned by the event loop.
 """
 

@@ -104,7 +104,7 @@ class ForkedJob(OwnedJob):
         for title in savepoints.names(_ALL):
             if title.partition(PIN)[0] in mine:
                 savepoints.discard(title)
-                logger.info("fork needs its parent no more", extra={"job": self._job, "savepoint": title})
+                logger.info("fork no longer needs its parent", extra={"job": self._job, "savepoint": title})
 
     def ensure_hold(self) -> None:
         """
@@ -134,7 +134,7 @@ class ForkedJob(OwnedJob):
         )
         name, this = _hold_of(self.job_uid), _fork(self._job, self._folder.life)
         _savepoints(self._store, origin.job, origin.life).add_hold(name, hold, self._ids.unique_id(), this)
-        logger.error("fork had no hold in its parent, which was lost; it has one again", extra={"job": self._job})
+        logger.error("the fork's hold in its parent was lost, and was made again", extra={"job": self._job})
 
     def _shared_part(self, handle: MaterializationHandle, job: str, uid: str) -> MaterializationHandle | None:
         """Return a snapshot of the parent with the files that one of the fork shares; None if it shares none."""
@@ -254,7 +254,7 @@ class ForkedJob(OwnedJob):
                 if held_for and is_alive(self._store, held_for):
                     raise ConflictError(
                         f"savepoint {name!r} keeps objects of job {self._job!r} that its fork {_name_of(held_for)!r} "
-                        "needs; it goes by itself when that needs them no more, or is deleted",
+                        "needs; it is deleted when the fork no longer needs them, or is deleted itself",
                         job=self._job,
                     )
         self.savepoints.delete(name)

@@ -83,7 +83,7 @@ def missing_fences(
     """
     Return the fences that end all branches but the one on which the job goes on (I4).
 
-    A driver writes behind its own fence, and fences may be lost; so several follow each other.
+    A driver writes after its own fence, and fences may be lost, so several fences are written in a row.
 
     Args:
         known: All manifests, those that are to be written too.

@@ -137,7 +137,7 @@ def rebuild_registry(
         raise CorruptDataError(f"no checkpoint of job {job!r} can be restored: {'; '.join(_causes(report))}", job=job)
     manifests = manifests_of(plan, registry, life, survey.stored)
     newest = plan.path[0]
-    # Of a checkpoint whose only object and manifest are lost, nothing tells; so any loss counts.
+    # Nothing records a checkpoint whose only object and manifest are lost, so any loss counts.
     is_lossy = report.lost or report.registry_problems
     report.sinks = [info.name for info in newest.operators if info.is_sink and is_lossy]
     made = manifests[-1] if manifests else newest.manifest
@@ -290,7 +290,8 @@ def _max_parallelism(
     counts = Counter(record.max_parallelism for record, _, _ in records if record.job_uid == life)
     if not counts:
         raise CorruptDataError(
-            f"{registry.record_key} is lost, and no note has the job's max_parallelism", job=registry.job
+            f"{registry.record_key} is lost, and no note has max_parallelism: restore it from a backup",
+            job=registry.job,
         )
     return counts.most_common(1)[0][0]
 

@@ -11,7 +11,7 @@ A segment whose key groups are all materialized at or after its checkpoint is dr
 materialized in part stays for the rest. Dropped objects are deleted when no checkpoint names them any more.
 
 The output that a sink has to publish is part of the log until it is published, and rows that a partition has set aside
-until they have run. Of an operator that was removed nothing counts.
+until they have run. Nothing of a removed operator counts.
 """
 
 from __future__ import annotations

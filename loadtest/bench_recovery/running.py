@@ -244,7 +244,7 @@ def _whole_s(seen: Observed, moment_s: float, affected: frozenset[int]) -> float
 
 
 def _waits(seen: Observed, batch: int) -> bool:
-    """Say whether rows wait behind a batch; as long as its figures are not known, they may."""
+    """Say whether rows wait after a batch; until its figures are known, they may."""
     if not seen.progress:  # not ours
         return False
     found = [one for one in seen.progress if one["batch_id"] == batch]

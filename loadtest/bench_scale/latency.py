@@ -33,8 +33,8 @@ def checkpoint_latencies_ms(
         object_bytes: Size of each host's object.
         manifest_bytes: Size of the manifest.
         checkpoints: How many are made, one after the other.
-        seed: Of all draws.
-        settings: Of each uploader.
+        seed: Seed of all draws.
+        settings: Settings of each uploader.
     """
     store = VirtualStore(profile, Random(seed))
     uploaders = [uploader(settings, f"host-{number}") for number in range(hosts)]

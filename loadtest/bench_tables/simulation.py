@@ -1,8 +1,8 @@
 """
 Checkpoints on a virtual clock: what a real run uploaded, at a store with the latencies and bandwidth of a profile.
 
-A host uploads what its subtasks have for the checkpoint, and all bytes of a host pass through one link. Of change sets
-nothing is uploaded before the checkpoint, though a task sends five megabytes as soon as it has them. When all hosts are
+A host uploads what its subtasks have for the checkpoint, and all bytes of a host pass through one link. Change
+sets are uploaded at the checkpoint only, though a task sends five megabytes as soon as it has them. When all hosts are
 done, one small object makes the checkpoint: our manifest, Flink's metadata. It is never repeated early.
 """
 
@@ -78,7 +78,7 @@ class LinkedStore(VirtualStore):
 
     Args:
         profile: The store's.
-        chance: Of all draws.
+        chance: Source of all draws.
     """
 
     def __init__(self, profile: StoreProfile, chance: Random) -> None:
@@ -112,7 +112,7 @@ def uploaded_ms(
         objects: Of each checkpoint.
         checkpoints: How many are made, one after the other.
         settings: Of each host's uploader.
-        seed: Of all draws.
+        seed: Seed of all draws.
     """
     store, took_ms, numbers = LinkedStore(profile, Random(seed)), list[float](), count()
     uploaders = [uploader(settings, f"host-{number}") for number in range(len(next(objects)))]

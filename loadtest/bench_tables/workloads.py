@@ -58,7 +58,7 @@ class ValueStates:
 
     Args:
         keys: Keys of the table.
-        seed: Of all draws.
+        seed: Seed of all draws.
     """
 
     interval_s = 0.311
@@ -102,7 +102,7 @@ class SlidingWindows:
 
     Args:
         users: Number of users.
-        seed: Of all draws.
+        seed: Seed of all draws.
     """
 
     interval_s = 0.791

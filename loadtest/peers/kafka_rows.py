@@ -19,7 +19,7 @@ _AT_ONCE = 10_000
 
 
 def put_events(brokers: str, events: int, keys: int) -> None:
-    """Create the topics anew and put all events."""
+    """Create the topics, and put all events into them."""
     admin = AdminClient({"bootstrap.servers": brokers})
     topics = [NewTopic(name, _PARTITIONS, 1) for name in (EVENTS, ROWS)]
     for future in admin.create_topics(topics).values():

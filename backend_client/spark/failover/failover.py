@@ -245,7 +245,7 @@ class BatchFailover:
 
     @property
     def companions(self) -> list[OperatorInfo]:
-        """What the checkpoint says of what waits; nothing of operators of which nothing ever waited."""
+        """The checkpoint's entries for waiting rows; none for an operator that never had any."""
         return [
             companion_info(info, self._query.columns_of(name), self._after[name])
             for name, info in self._infos.items()

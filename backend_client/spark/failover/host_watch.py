@@ -96,7 +96,7 @@ class HostWatch:
         self._is_cut_off = is_driver_cut_off(len(hosts), silent_count)
         if self._is_cut_off:
             if not was_cut_off:
-                logger.warning("nearly all hosts are silent: the driver's seems cut off, no executor is given up")
+                logger.warning("nearly all hosts are silent: the driver's host seems cut off, no executor is given up")
             return
         self._given_up |= news
         lost = [(executor, host) for executor, host in executors if news & hosts[host]]

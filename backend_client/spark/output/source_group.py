@@ -1,5 +1,5 @@
 """
-An output beside which the sources' offsets are committed to a consumer group, behind each checkpoint.
+An output that also commits the sources' offsets to a consumer group after each checkpoint.
 
 Monitoring of Kafka then shows the query's lag. Spark's source never reads the group: a query begins where its
 checkpoint says.

@@ -51,7 +51,7 @@ class StandbyHosts:
 
     def look(self, query: object, ready: Collection[str]) -> None:
         """
-        Find out which executors there are, and decide anew where partitions run.
+        Look up the executors, and decide again where partitions run.
 
         Args:
             query: Who asks; as long as it lives, a host takes over no partition for which it is not ready, too.
@@ -66,7 +66,7 @@ class StandbyHosts:
                 return
             if len(hosts) == 1 and not self._has_warned:
                 self._has_warned = True
-                logger.warning("standby_replicas: there is no host but %s, so tables have no copies for now", hosts[0])
+                logger.warning("standby_replicas: no copies until a second host joins, %s is the only one", hosts[0])
             for parallelism, seats in self._seats.items():
                 now = seated(parallelism, hosts, seats, ready)
                 if now != seats:

@@ -37,7 +37,7 @@ def find_or_fork(client: ServiceClient, settings: BackendSettings) -> JobInfo | 
         return JobSession.find(client, settings)
     origin = known.latest.forked_from
     if origin is None or origin.job != settings.fork_of:
-        what = "is no fork" if origin is None else f"is a fork of job {origin.job!r}"
+        what = "is not a fork" if origin is None else f"is a fork of job {origin.job!r}"
         raise ConflictError(
             f"job {settings.job!r} exists and {what}, but fork_of names {settings.fork_of!r}: choose another job name, "
             "or leave fork_of out"

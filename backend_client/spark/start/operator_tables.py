@@ -2,7 +2,7 @@
 Which table each operator of a starting query has: operators may have been renamed, removed or added. No I/O.
 
 A table keeps the name that its operator had at first: stored objects and local folders bear it, and nothing is
-rewritten. A renamed operator only is `called` otherwise. Of a removed one, every later checkpoint has an entry without
+rewritten. A renamed operator only gets another `called`. For a removed one, every later checkpoint has an entry without
 a table, so that no other table gets its name: a host may still have its former folder, which would be taken for the
 new table's. Both are part of the first checkpoint after the start; until then, and after a rewind to before it, the
 operator is what it was.

@@ -197,7 +197,7 @@ class OperatorTask:
         batch, deleted, done = self.batch, self.deleted, 0
         client, refs = kept_client(batch.settings), part.writer.refs
         for entries in by_partition(self.failover.waiting.get(part.number, ())):
-            # Time passes anew only where it has not: at another parallelism, other key groups were not stalled.
+            # Time passes only for key groups that were stalled; after a rescale a partition has others, too.
             those = part._replace(key_groups=part.key_groups.within(entries[0].key_groups))
             for earlier, waiting_rows in self._of_earlier(those, entries):
                 self._delete(part, deleted)

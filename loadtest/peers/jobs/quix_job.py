@@ -2,7 +2,7 @@
 Quix Streams: a count and a sum per key, one row per event, from Kafka to Kafka.
 
 State is in RocksDB with a changelog topic; a transaction commits it with rows and offsets every second. Two processes
-of one consumer group run this; whoever starts them ends them when all rows are there.
+of one consumer group run this; the starting process ends them when all rows are there.
 """
 
 from __future__ import annotations

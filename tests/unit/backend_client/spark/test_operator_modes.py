@@ -93,7 +93,8 @@ def test_operator_of_another_kind_is_refused(
     processor: Any = ColumnarPlan.of(Aggregate(Count(name="n")), "update", rows, ["k"]) if columnar else object()
     operator = Operator("totals", processor, ("k",), rows, rows, {}, 2, ())
     stored = OperatorInfo("totals", 2, operator.key_schema.json(), states, "None", "Update", kind)
-    query: Any = SimpleNamespace(operators=[operator], settings=BackendSettings("file:///s", "job", parallelism=2))
+    spark = SimpleNamespace(sparkContext=SimpleNamespace(defaultParallelism=2))
+    query: Any = SimpleNamespace(operators=[operator], settings=BackendSettings("file:///s", "job"), spark=spark)
     latest: Any = SimpleNamespace(operators=[stored])
     log: Any = None  # is not called: operators are checked first
 

@@ -24,12 +24,14 @@ def test_settings_of_an_application_are_compared() -> None:
 
 
 def test_each_setting_is_printed_and_documented(capsys: pytest.CaptureFixture[str]) -> None:
-    """The command prints options of spark-submit with reasons; operations.md has the same values."""
+    """What the command prints can stand in a command line of spark-submit; operations.md has the same values."""
     assert main(["recommended-settings"]) == 0
 
-    printed, documented = capsys.readouterr().out.splitlines(), DOCS.read_text(encoding="utf-8")
+    captured, documented = capsys.readouterr(), DOCS.read_text(encoding="utf-8")
+    words = captured.out.split()
+    assert words[::2] == ["--conf"] * len(recommended_settings())
     for one in recommended_settings():
-        assert f"--conf {one.name}={one.value}" in printed
-        assert f"# {one.reason}" in printed
+        assert f"{one.name}={one.value}" in words[1::2]
+        assert f"# {one.reason}" in captured.err.splitlines()
         name = one.name.removeprefix("spark.speculation") if "speculation." in one.name else one.name
         assert any(form in documented for form in (f"`{name}={one.value}`", f"| `{name}` | `{one.value}`"))

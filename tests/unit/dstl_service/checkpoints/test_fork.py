@@ -372,7 +372,7 @@ def test_repeated_fork_finishes_an_earlier_one(family: Family) -> None:
     assert family.holds() == ["hold"]
     with pytest.raises(ConflictError, match="was forked from 'job' at 2"):
         family.fork(checkpoint_id=3)
-    with pytest.raises(ConflictError, match="exists and is no fork"):
+    with pytest.raises(ConflictError, match="exists and is not a fork"):
         family.jobs("third").claim("test")
         family.fork("third", checkpoint_id=3)
 

@@ -7,7 +7,7 @@ Methods run on the event loop unless marked as blocking.
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Iterator, Sequence
+from collections.abc import AsyncIterator, Callable, Iterator, Sequence
 
 from dstl_service.intake.active_job import ActiveJobs
 from dstl_service.intake.persister import Persister
@@ -26,6 +26,7 @@ from dstl_service.restore.plan import (
     read_plan,
     read_snapshots,
 )
+from dstl_service.restore.progress import RestoredTable, RestoreProgress
 from dstl_service.restore.read_ahead import ReadAhead
 from dstl_service.restore.segment_cache import SegmentCache
 from dstl_service.wire import ChangeSetRef, CheckpointRef
@@ -154,6 +155,10 @@ class RestoreService:
     def snapshots(self, plan: RestorePlan) -> SnapshotStream:
         """Yield the files of a plan's materializations; blocking."""
         return read_snapshots(plan, self._downloads, self._ahead)
+
+    def progress(self, table: RestoredTable, plan: RestorePlan, count: Callable[[int], None]) -> RestoreProgress:
+        """Return what says how far a plan's restore is; `count` takes the bytes sent, for metrics."""
+        return RestoreProgress(table, plan.size_bytes, count, self._clock)
 
     async def joined(self, name: str, pieces: Iterator[bytes]) -> bytes:
         """Join a job's pieces, read in a thread."""

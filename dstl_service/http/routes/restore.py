@@ -16,6 +16,7 @@ from dstl_service.http.requests import ANSWERED_BEFORE, IN_DIGITS, JobName, Serv
 from dstl_service.http.task_requests import RestoreRequest
 from dstl_service.materialization.pending import Offer
 from dstl_service.restore.plan import RestorePlan
+from dstl_service.restore.progress import RestoredTable, RestoreProgress
 from dstl_service.wire import (
     NAME_PATTERN,
     EndFrame,
@@ -119,7 +120,8 @@ async def answer_restore(parts: Parts, request: RestoreRequest) -> Response:
     running = metrics.restores_running.labels(job)
     payloads = parts.restores.payloads(plan, is_for_task=request.is_for_task)
     sent = metrics.copied_bytes if request.is_copy else metrics.restored_bytes
-    frames = _frames(parts, plan, offer, payloads, sent.labels(job).inc)
+    table = RestoredTable(job, request.operator, request.key_groups.to_text())
+    frames = _frames(parts, plan, offer, payloads, parts.restores.progress(table, plan, sent.labels(job).inc))
     if plan.size_bytes > _AT_ONCE_BYTES_MAX:
         return _Stream(parts.restores.in_turn(job, frames), running)
     with running.track_inprogress():
@@ -144,7 +146,7 @@ def _frames(
     plan: RestorePlan,
     offer: Offer,
     payloads: Iterator[tuple[SegmentHandle, BytesLike]],
-    count_sent: Callable[[int], None],
+    progress: RestoreProgress,
 ) -> Iterator[bytes]:
     """Yield the frames of an answer; a payload counts as sent once the next frame is asked for."""
     yield write_frame(
@@ -158,7 +160,7 @@ def _frames(
         )
     )
     try:
-        yield from _snapshot_frames(parts, plan, count_sent)
+        yield from _snapshot_frames(parts, plan, progress.sent)
         for handle, payload in payloads:
             entry = handle.entry
             frame = SegmentFrame(
@@ -170,7 +172,8 @@ def _frames(
                 count=entry.count,
             )
             yield write_frame(frame, payload)
-            count_sent(entry.size_bytes)
+            progress.sent(entry.size_bytes)
+        progress.ended()
     except DstlError as error:
         is_gone = not plan.is_full and isinstance(error.__cause__, NotFoundError)
         yield write_frame(GoneFrame() if is_gone else ErrorFrame(error.to_dict()))

@@ -7,7 +7,9 @@ changed; ``backend_client/spark/private`` is the one place to adapt.
 
 from __future__ import annotations
 
+import inspect
 import json
+import os
 import re
 import time
 from collections.abc import Callable, Iterable, Iterator
@@ -32,6 +34,7 @@ from backend_client.spark.event_time import DELAY_KEY
 from backend_client.spark.own_session import own_session
 from backend_client.spark.private import frames, located, session, sinks
 from backend_client.spark.private.stream_plan import stateful_operators
+from backend_client.spark.private.worker_connection import connection_to_spark
 from storage.errors import InvalidInputError
 from tests.e2e.support import INPUT, read_input, write_input
 from tests.waiting import wait_until
@@ -54,6 +57,24 @@ def test_version_is_served() -> None:
     first, last = (tuple(map(int, text.split("."))) for text in session.SERVED.split(" to "))
 
     assert first <= tuple(map(int, pyspark.__version__.split(".")[:2])) <= last
+
+
+def test_worker_finds_its_connection(spark: SparkSession) -> None:
+    """The connection that a worker has acknowledge at once is the one over which Spark sends its input."""
+
+    def compared(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        frame = inspect.currentframe()
+        while frame is not None and "infile" not in frame.f_locals:
+            frame = frame.f_back
+        assert frame is not None
+        own, found = os.fstat(frame.f_locals["infile"].fileno()), connection_to_spark()
+        for _ in batches:
+            is_same = found is not None and os.fstat(found.fileno()).st_ino == own.st_ino
+            yield pa.RecordBatch.from_pydict({"is_same": [is_same]})
+
+    rows = spark.range(0, 4, 1, 4).mapInArrow(compared, "is_same boolean").collect()
+
+    assert [row.is_same for row in rows] == [True] * 4
 
 
 def test_frame_leads_to_places(spark: SparkSession) -> None:

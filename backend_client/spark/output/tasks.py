@@ -18,6 +18,7 @@ from backend_client.sinks.protocol import Sink, Slot
 from backend_client.sinks.records import change_sets, epoch_of, record_batches
 from backend_client.sinks.slot_publishing import LoggedRecords, Target, publish_slot
 from backend_client.spark.batch import BatchContext, is_reachable
+from backend_client.spark.private.worker_connection import without_delay
 from backend_client.spark.shipping import Parcel
 from dstl_service.wire import ChangeSetRef, CheckpointRef, LogTarget
 from storage.errors import NotFoundError, UnavailableError
@@ -80,7 +81,7 @@ class LogTask:
         )
         writer = LogWriter(kept_client(settings), target)
         size_bytes, rows = settings.preemptive_bytes, 0
-        for changes, count in change_sets(batches, slot, batch.epoch, size_bytes):
+        for changes, count in change_sets(without_delay(batches), slot, batch.epoch, size_bytes):
             writer.append(changes, preemptive=sum(len(value or b"") for value in changes.values()) >= size_bytes)
             rows += count
         if not writer.refs:
@@ -120,7 +121,7 @@ class PublishTask:
         were subsumed while this read them: each attempt would look for them again, the publisher knows newer ones.
         """
         sink: Sink = self.sink.unpack()
-        for batch in batches:
+        for batch in without_delay(batches):
             for number in batch.column(0).to_pylist():
                 slot = Slot(self.settings.job, self.job_uid, self.name, number, self.columns)
                 records, refusal = 0, None

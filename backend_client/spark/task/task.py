@@ -31,6 +31,7 @@ from backend_client.service.partition_table import open_partition
 from backend_client.service.restore import SlowRestoreError, read_change_sets
 from backend_client.spark.batch import BatchContext, Receipt, is_reachable
 from backend_client.spark.columnar_plan import ColumnarPlan
+from backend_client.spark.private.worker_connection import without_delay
 from backend_client.spark.shipping import Parcel
 from backend_client.spark.task.columnar_calls import ColumnarCalls, with_types
 from backend_client.spark.task.initial_rows import InitialRows
@@ -109,6 +110,7 @@ class OperatorTask:
         context = TaskContext.get()
         assert context is not None
         number, attempt, to_arrow = context.partitionId(), context.taskAttemptId(), RowsToArrow(self.output)
+        batches = without_delay(batches)
         rows: Iterable[pa.RecordBatch] | None = batches
         patience = self.failover.patience.get(number)
         if patience is not None and not patience.sets_aside:

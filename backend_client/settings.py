@@ -73,7 +73,8 @@ class BackendSettings:
     parallelism: int | None = None
     """Partitions of an operator that names none; by default Spark's default parallelism."""
     max_parallelism: int | None = None
-    """Number of key groups, 1..32768; fixed when the job is created (128 if not given)."""
+    """Number of key groups, 1..32768; fixed when the job is created (128 if not given). A fork has that of its parent
+    if it is not given; with another one, its first start rewrites the state."""
     autoscale_batch_ms: float | None = None
     """How long a batch may take, in ms: while batches take longer, or the sources hold rows back, operators get twice
     the partitions, and half of them once batches take less than a third. By default their number stays."""

@@ -108,6 +108,12 @@ def _parser() -> argparse.ArgumentParser:
     )
     split.add_argument("--savepoint", metavar="NAME", help="the savepoint at which it begins")
     split.add_argument("--checkpoint", type=int, metavar="ID", help="the retained checkpoint (default: the newest)")
+    split.add_argument(
+        "--max-parallelism",
+        type=int,
+        metavar="N",
+        help="the new job's number of key groups: its first start rewrites the state (default: the parent's)",
+    )
     split.add_argument("--json", action="store_true", help="report as a JSON document")
     split.add_argument("job", help="the parent, which may be running, and goes on")
     split.add_argument("fork", help="the name of the new job")

@@ -154,7 +154,8 @@ class JobSession:
             ConflictError: A job of this name exists, or one of the two is deleted.
         """
         at = settings.fork_at
-        request = ForkRequest(savepoint=at) if isinstance(at, str) else ForkRequest(checkpoint_id=at)
+        groups = settings.max_parallelism
+        request = ForkRequest(None, at, groups) if isinstance(at, str) else ForkRequest(at, None, groups)
         client.post(f"/v1/jobs/{settings.fork_of}/forks/{settings.job}", asdict(request))
 
     @classmethod

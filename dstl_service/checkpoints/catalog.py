@@ -77,7 +77,13 @@ class Catalog:
         """Create a job that begins with the state of another one; it may be repeated."""
         job = await self._jobs.stored(name)
         call = partial(
-            self._fork, job.store, name, fork, savepoint=request.savepoint, checkpoint_id=request.checkpoint_id
+            self._fork,
+            job.store,
+            name,
+            fork,
+            savepoint=request.savepoint,
+            checkpoint_id=request.checkpoint_id,
+            max_parallelism=request.max_parallelism,
         )
         made: ForkReport = await self._in_thread(name, call)
         return made

@@ -138,8 +138,22 @@ def find_target(
 
     Raises:
         NotFoundError: There is none of this name or id.
-        InvalidInputError: The savepoint only keeps objects for a fork.
+        InvalidInputError: The savepoint only keeps objects for a fork, or the tables are to be rewritten.
     """
+    found = _found_target(job_store, job, checkpoints_max, savepoint, checkpoint_id)
+    if found.forked_from is not None and found.forked_from.is_before_rewriting(found.base):
+        raise InvalidInputError(
+            f"checkpoint {found.id} of job {job!r} has the tables of job {found.forked_from.job!r}, in its "
+            f"{found.forked_from.max_parallelism} key groups: start the query once, which rewrites them, and choose "
+            f"checkpoint {found.id + 1} or a later one",
+            job=job,
+        )
+    return found
+
+
+def _found_target(
+    job_store: JobStore, job: str, checkpoints_max: int, savepoint: str | None, checkpoint_id: int | None
+) -> Manifest:
     if savepoint is not None:
         found = job_store.savepoints.load(savepoint)
         if found.held_for:

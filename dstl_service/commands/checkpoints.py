@@ -14,6 +14,7 @@ from dstl_service.commands.common import deletions_of, open_job, record, say, se
 from dstl_service.process.display import utc_text
 from dstl_service.wire import REMOVED, SET_ASIDE_SUFFIX, SINK, CheckpointInfo, source_offsets
 from storage.clock import SystemClock, SystemIds
+from storage.errors import InvalidInputError
 
 
 def list_checkpoints(options: argparse.Namespace) -> int:
@@ -140,6 +141,11 @@ def fork(options: argparse.Namespace) -> int:
     store, job_store = open_job(options)
     deletions_of(store).check(options.job)
     job_store.open(None)
+    if options.max_parallelism == job_store.max_parallelism:
+        raise InvalidInputError(
+            f"job {options.job!r} has max_parallelism {options.max_parallelism} already: to fork it as it is, leave "
+            "--max-parallelism out"
+        )
     report = fork_job(
         store,
         job_store,
@@ -149,6 +155,7 @@ def fork(options: argparse.Namespace) -> int:
         SystemIds(),
         savepoint=options.savepoint,
         checkpoint_id=options.checkpoint,
+        max_parallelism=options.max_parallelism,
         checkpoints_max=settings_of(options).retention.checkpoints_max,
     )
     record(store, "fork", options.job, fork=report.fork, checkpoint=report.checkpoint)

@@ -10,6 +10,7 @@ import re
 from typing import Any
 
 from dstl_service.wire import NAME, CheckpointRef, ForkOrigin
+from storage.key_groups import KeyGroupRange
 from storage.stored_json import text_of, whole_number
 from storage.validation import validate_name
 
@@ -23,6 +24,7 @@ def origin_to_json(origin: ForkOrigin) -> dict[str, Any]:
         "life": origin.life,
         "checkpoint": origin.checkpoint.to_text(),
         "savepoint": origin.savepoint,
+        **({} if origin.max_parallelism is None else {"max_parallelism": origin.max_parallelism}),
     }
 
 
@@ -35,11 +37,13 @@ def origin_from_json(document: Any) -> ForkOrigin | None:
     """
     if document is None:
         return None
+    groups = document.get("max_parallelism")
     return ForkOrigin(
         job=validate_name("job", document["job"]),
         life=whole_number(document["life"]),
         checkpoint=CheckpointRef.parse(text_of(document["checkpoint"])),
         savepoint=validate_name("savepoint", document["savepoint"]),
+        max_parallelism=None if groups is None else len(KeyGroupRange(0, whole_number(groups) - 1)),
     )
 
 

@@ -17,8 +17,11 @@ from dstl_service.wire import BRANCH_GENERATIONS, ForkOrigin
 from storage.errors import CorruptDataError, DstlError, NewerFormatError, UnavailableError
 from storage.stored_json import parse_json, text_of, whole_number
 
-JOB_FORMAT, FORKED_JOB_FORMAT = 1, 2
-"""A version that knows no forks must not open one: it would begin with an empty state."""
+JOB_FORMAT, FORKED_JOB_FORMAT, REWRITTEN_JOB_FORMAT = 1, 2, 3
+"""
+A version that knows no forks must not open one: it would begin with an empty state. One that rewrites no tables must
+not open a fork with other key groups than its parent's: it would not find its keys.
+"""
 
 
 class Place(NamedTuple):
@@ -183,7 +186,8 @@ def encode_job(uid: str, max_parallelism: int, origin: ForkOrigin | None = None)
     """Return ``job.json``."""
     if origin is None:
         return json.dumps({"format": JOB_FORMAT, "uid": uid, "max_parallelism": max_parallelism}).encode()
-    document = {"format": FORKED_JOB_FORMAT, "uid": uid, "max_parallelism": max_parallelism}
+    number = FORKED_JOB_FORMAT if origin.max_parallelism is None else REWRITTEN_JOB_FORMAT
+    document = {"format": number, "uid": uid, "max_parallelism": max_parallelism}
     return json.dumps({**document, "origin": origin_to_json(origin)}).encode()
 
 
@@ -197,7 +201,7 @@ def decode_job(data: bytes, key: str) -> JobRecord:
     """
     try:
         document = parse_json(data)
-        NewerFormatError.check(key, int(document["format"]), FORKED_JOB_FORMAT, object_key=key)
+        NewerFormatError.check(key, int(document["format"]), REWRITTEN_JOB_FORMAT, object_key=key)
         if not isinstance(document["uid"], str) or not isinstance(document["max_parallelism"], int):
             raise TypeError("uid or max_parallelism is missing")
         origin = origin_from_json(document.get("origin"))

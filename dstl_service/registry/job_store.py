@@ -62,8 +62,9 @@ class JobStore(ForkedJob):
         self._folder.enter(life)
         if max_parallelism is not None and record.max_parallelism != max_parallelism:
             raise InvalidInputError(
-                f"job {self._job!r} was created with max_parallelism {record.max_parallelism}, not "
-                f"{max_parallelism}; it is fixed for the life of a job: omit the option, or use another job name"
+                f"job {self._job!r} was created with max_parallelism {record.max_parallelism}, not {max_parallelism}; "
+                "it is fixed for the life of a job: omit the option, or have a new job begin with this one's state: "
+                f"`dstl fork --max-parallelism {max_parallelism} {self._job} NEW-NAME`"
             )
         self._take(record)
 

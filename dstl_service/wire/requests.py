@@ -177,10 +177,15 @@ class SavepointRequest:
 
 @dataclass(frozen=True, slots=True)
 class ForkRequest:
-    """The checkpoint at which a fork begins: a retained one, or a savepoint's; if both are null, the newest."""
+    """
+    The checkpoint at which a fork begins: a retained one, or a savepoint's; if both are null, the newest.
+
+    `max_parallelism` is the fork's number of key groups; null: the parent's.
+    """
 
     checkpoint_id: Number | None = None
     savepoint: Name | None = None
+    max_parallelism: Parallelism | None = None
 
 
 def to_json(value: Any) -> bytes:

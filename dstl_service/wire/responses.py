@@ -25,7 +25,8 @@ class CheckpointInfo:
 
     `rewound_from` was the newest checkpoint when the job was rewound to this one. `closed_ms` is the watermark at which
     the batch was closed: timers due up to it have fired. It is None if batches are not closed. `forked_from` is where
-    the job began if it is a fork; its first checkpoint is the one without `base`.
+    the job began if it is a fork; its first checkpoint is the one without `base`. If it has other key groups than its
+    parent, the second one has the same state in its own.
     """
 
     ref: CheckpointRef

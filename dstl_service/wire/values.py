@@ -84,13 +84,19 @@ class ForkOrigin:
     Where a forked job began: at a checkpoint of another job of the same storage, its *parent*.
 
     `life` is the parent's, see `dstl_service.registry.lives`. `savepoint` is the parent's that keeps the checkpoint
-    until the fork has begun.
+    until the fork has begun. `max_parallelism` is the parent's number of key groups if the fork has another one: the
+    tables of its first checkpoint have the parent's key groups, and its first driver rewrites them.
     """
 
     job: Name
     life: Number
     checkpoint: CheckpointRef
     savepoint: Name
+    max_parallelism: Parallelism | None = None
+
+    def is_before_rewriting(self, base: CheckpointRef | None) -> bool:
+        """Return whether a checkpoint of the fork with this base has its tables in the parent's key groups."""
+        return base is None and self.max_parallelism is not None
 
 
 @dataclass(frozen=True, slots=True)

@@ -48,6 +48,7 @@ from backend_client.spark.shipping import Shipments
 from backend_client.spark.standby.standby import Standby
 from backend_client.spark.start.checks import StartOperators, check_names, check_start, is_done
 from backend_client.spark.start.fork_start import find_or_fork, follow
+from backend_client.spark.start.rewriting import check_rewriting, rewrite_tables
 from backend_client.spark.start.spark_checkpoint import CheckpointLog
 from backend_client.spark.stateless_steps import apply_steps, check_shippable, shipped_steps
 from dstl_service.wire import CompleteRequest
@@ -122,8 +123,10 @@ class BatchRunner:
             known = find_or_fork(client, settings)
             if known is not None:  # a refused start must leave the running query alone
                 check_start(query, log, known.latest, known.max_parallelism)
+                check_rewriting(known.latest)
             output.check(settings, known, shipments)
             session = JobSession.open(client, settings)
+            rewrite_tables(query.spark, session, settings)
             start = check_start(query, log, session.latest, session.max_parallelism)
             follow(query.spark, log, session.latest, settings)
             return cls(query, output, log, report, client, session, start, shipments)

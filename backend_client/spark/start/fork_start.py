@@ -46,8 +46,12 @@ def find_or_fork(client: ServiceClient, settings: BackendSettings) -> JobInfo | 
 
 
 def is_at_fork(latest: CheckpointInfo) -> bool:
-    """Return whether the newest checkpoint is the one with which a fork began."""
-    return latest.base is None and latest.forked_from is not None
+    """Return whether a fork has had no batch: its newest checkpoint is its first, or that one rewritten."""
+    origin = latest.forked_from
+    if origin is None:
+        return False
+    is_rewritten = origin.max_parallelism is not None and latest.ref.id == origin.checkpoint.id + 1
+    return latest.base is None or is_rewritten
 
 
 def parent_log(spark: SparkSession, settings: BackendSettings) -> CheckpointLog | None:
@@ -118,10 +122,16 @@ def _check_parent(parent: CheckpointLog | None, latest: CheckpointInfo, settings
 
 
 def follow(spark: SparkSession, log: CheckpointLog, latest: CheckpointInfo | None, settings: BackendSettings) -> None:
-    """Have the Spark checkpoint follow the state: fill a fork's new one, and set that of a rewound job back."""
-    if latest is not None and is_at_fork(latest) and log.query_id() is None:
+    """
+    Have the Spark checkpoint follow the state: fill a fork's new one, and set that of a rewound job back.
+
+    A fork that has had no batch may have been rewound before its tables were rewritten.
+    """
+    if latest is None:
+        return
+    if is_at_fork(latest) and log.query_id() is None:
         _begin(spark, log, latest, settings)
-    elif latest is not None and latest.rewound_from is not None:
+    elif latest.rewound_from is not None or is_at_fork(latest):
         log.rewind(latest.ref.id, latest.offsets, latest.ref.uid, latest.closed_ms)
 
 

@@ -12,7 +12,7 @@ The settings may stay in the program: what a checkpoint already says is accepted
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from backend_client.failover.set_aside_entries import companion_of
@@ -62,7 +62,7 @@ def assign_tables(
     missing = known.keys() - {*operators, *removed}
     if missing:
         raise InvalidInputError(_missing(missing, operators, tables, settings))
-    entries = [entry for info in removed.values() for entry in _entries(info, stored)]
+    entries = [entry for info in removed.values() for entry in removed_entries(info, stored)]
     gone = (*(info for info in stored if info.kind == REMOVED), *entries)
     kept = {name: info for name, info in known.items() if name not in removed}
     return OperatorTables(_names(operators, kept, stored, settings.job), kept, gone)
@@ -184,7 +184,7 @@ def _called(info: OperatorInfo, renamed: Mapping[str, str]) -> OperatorInfo:
     return replace(info, called=None if new == info.name else new, renamed_from=info.label)
 
 
-def _entries(info: OperatorInfo, stored: Iterable[OperatorInfo]) -> list[OperatorInfo]:
+def removed_entries(info: OperatorInfo, stored: Iterable[OperatorInfo]) -> list[OperatorInfo]:
     """Return the entries that a removed operator leaves: of its table, and of rows that were set aside for it."""
     names = {info.name: info.called}
     names |= {other.name: None for other in stored if other.name == companion_of(info.name)}
@@ -204,12 +204,24 @@ def _names(
             raise InvalidInputError(
                 f"job {job!r} has a sink or rows set aside under the name {name!r}; rename the operator"
             )
-        unused, number = name, 2
-        # Rows that are set aside have a name as well; if it was a removed operator's, they would go with that.
-        while {unused, companion_of(unused)} & {*taken, *names.values()} or (unused != name and unused in operators):
-            unused, number = f"{name}.{number}", number + 1
-        names[name] = validate_operator(unused)
+        names[name] = unused_name(name, [*taken, *names.values()], operators)
     return names
+
+
+def unused_name(name: str, taken: Collection[str], operators: Collection[str]) -> str:
+    """
+    Return a name for a new table of the operator `name`, if need be with a number.
+
+    Args:
+        name: The operator.
+        taken: All names that are, or were, those of tables, sinks and rows set aside.
+        operators: The query's operators.
+    """
+    unused, number = name, 2
+    # Rows that are set aside have a name as well; if it was a removed operator's, they would go with that.
+    while {unused, companion_of(unused)} & {*taken} or (unused != name and unused in operators):
+        unused, number = f"{name}.{number}", number + 1
+    return validate_operator(unused)
 
 
 def _missing(

@@ -85,6 +85,22 @@ def test_fork_is_recorded_on_both_jobs(tmp_path: Path, capsys: pytest.CaptureFix
     assert "forks need its objects: fork" in capsys.readouterr().err
 
 
+def test_fork_with_other_key_groups(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """`dstl fork --max-parallelism` says what the first start does; the number that the job has is refused."""
+    store = LocalStore(tmp_path)
+    jobs = opened(store)
+    epoch, _ = jobs.claim("test")
+    jobs.create(manifest(0, epoch, job_uid=jobs.job_uid))
+    command = ["fork", "--storage", store.url, "--max-parallelism"]
+
+    assert main([*command, str(jobs.max_parallelism), "job", "fork"]) == 2
+    assert f"has max_parallelism {jobs.max_parallelism} already" in capsys.readouterr().err
+    assert main([*command, "32769", "job", "fork"]) == 2
+    assert "within 1..32768" in capsys.readouterr().err
+    assert main([*command, "5", "job", "fork"]) == 0
+    assert f"rewrites the state from {jobs.max_parallelism} key groups to 5" in capsys.readouterr().out
+
+
 def test_service_starts_without_arrow() -> None:
     """A query waits for its sidecar, so what only compactions and snapshots need is not loaded before the first."""
     program = "import sys, dstl_service.cli; sys.exit(bool({'numpy', 'pyarrow'} & sys.modules.keys()))"

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 import pytest
 
 from backend_client.settings import BackendSettings
-from backend_client.spark.start.fork_start import check_fork, is_at_fork, logs_of
+from backend_client.spark.start.fork_start import check_fork, follow, is_at_fork, logs_of
 from dstl_service.wire import CheckpointInfo, CheckpointRef, ForkOrigin
 from storage.errors import InvalidInputError
 
@@ -34,6 +34,9 @@ class FakeLog:
 
     def is_of_fork(self, origin: str) -> bool:
         return origin == self.origin
+
+    def rewind(self, batch_id: int, offsets: str, uid: str, closed_ms: int | None) -> None:
+        self.uid = uid
 
 
 def entry(*sources: str) -> str:
@@ -108,6 +111,22 @@ def test_sources_of_files_need_the_log_of_their_own_query(parent: FakeLog, fits:
         return
     with pytest.raises(InvalidInputError, match="is not the Spark checkpoint of the query that job 'job' had at"):
         check(FakeLog(None), first(FILES), parent)
+
+
+@pytest.mark.parametrize(
+    ("checkpoint_id", "groups", "rewound", "is_set_back"),
+    [(5, None, False, True), (6, 8, False, True), (6, None, False, False), (9, None, True, True), (9, 8, False, False)],
+    ids=["first", "rewritten", "first batch", "rewound", "later batch"],
+)
+def test_spark_checkpoint_follows(checkpoint_id: int, groups: int | None, rewound: bool, is_set_back: bool) -> None:
+    """I14: the Spark checkpoint of a fork that has had no batch stands where the fork does, also after a rewind."""
+    ref, origin = CheckpointRef(checkpoint_id, 0, "x"), ForkOrigin("job", 0, FIRST, ORIGIN, groups)
+    base = None if checkpoint_id == FIRST.id else FIRST
+    latest = CheckpointInfo(ref, base, 0, 0, "own", "", [], 0, 0, FIRST if rewound else None, None, origin)
+    log = FakeLog("own", "older", origin=ORIGIN)
+    follow(None, log, latest, SETTINGS)  # type: ignore[arg-type] # no fork is begun
+
+    assert log.uid == ("x" if is_set_back else "older")
 
 
 def test_only_the_first_checkpoint_is_where_a_fork_begins() -> None:

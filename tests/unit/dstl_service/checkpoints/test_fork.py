@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from dstl_service.checkpoints.fork import ForkReport, fork_job
+from dstl_service.checkpoints.fork import ForkReport, describe_fork, fork_job
 from dstl_service.checkpoints.rewind import rewind
 from dstl_service.collection.garbage_collector import ORPHAN_AGE_MIN_MS, GarbageReport, collect_garbage
 from dstl_service.collection.retention import RetentionSettings, RetentionTracker
@@ -25,7 +25,7 @@ from dstl_service.registry.job_store import JobStore
 from dstl_service.registry.lives import Lives
 from dstl_service.repair.fsck import check_job
 from dstl_service.repair.rebuild import rebuild_registry
-from dstl_service.wire import SINK, OperatorInfo
+from dstl_service.wire import SET_ASIDE, SINK, OperatorInfo, RowsSetAside
 from storage.checksum import checksum128
 from storage.errors import (
     ConflictError,
@@ -270,6 +270,92 @@ def test_hold_goes_when_the_fork_names_nothing_of_others(family: Family) -> None
     assert family.holds() == []
     family.go_on("job")
     assert family.parent.stored() & before == set()
+
+
+def test_fork_with_other_key_groups(family: Family) -> None:
+    """Its first checkpoint has the tables of its parent, and says so; a version that cannot rewrite them is refused."""
+    report = family.fork(max_parallelism=24)
+
+    jobs = family.jobs()
+    first = jobs.newest()
+    assert first is not None
+    assert (jobs.max_parallelism, report.max_parallelism, report.rewritten_from) == (24, 24, 128)
+    assert first.forked_from is not None
+    assert first.forked_from.is_before_rewriting(first.base)
+    assert json.loads(family.store.get("fork/job.json"))["format"] == 3
+    assert "Its first start rewrites the state from 128 key groups to 24" in describe_fork(report)
+    assert family.fork(max_parallelism=24) == family.fork() == replace(report, is_new=False)
+    with pytest.raises(ConflictError, match="exists with max_parallelism 24, not 25"):
+        family.fork(max_parallelism=25)
+    assert check_job(family.store, "fork").problems == []
+
+
+def test_fork_with_the_same_key_groups_is_as_any_other(family: Family) -> None:
+    """A fork that names its parent's number of key groups has nothing to rewrite."""
+    assert family.fork(max_parallelism=128).rewritten_from is None
+    assert json.loads(family.store.get("fork/job.json"))["format"] == 2
+
+
+@pytest.mark.parametrize("lost", ["job.json", "checkpoints/", ""])
+def test_rebuilt_fork_has_its_key_groups(family: Family, lost: str) -> None:
+    """I10, I14: a fork's notes say that its first tables have other key groups; else they would be used as they are."""
+    family.fork(max_parallelism=24)
+    before, record = family.jobs().newest(), family.store.get("fork/job.json")
+    assert before is not None
+    for prefix in (lost,) if lost else ("job.json", "checkpoints/"):
+        family.store.delete([info.key for info in family.store.list(f"fork/{prefix}")])
+    rebuild_registry(family.store, "fork", family.parent.clock, family.ids(), write=True)
+
+    jobs = family.jobs()
+    newest = jobs.newest()
+    assert newest is not None
+    assert newest.forked_from is not None
+    assert newest.forked_from.is_before_rewriting(newest.base)
+    assert (newest.forked_from, jobs.max_parallelism) == (before.forked_from, 24)
+    assert decode_job(family.store.get("fork/job.json"), "") == decode_job(record, "")
+
+
+def test_nothing_begins_at_tables_that_are_to_be_rewritten(family: Family) -> None:
+    """I14: until a fork's tables are rewritten it is neither forked, nor rewound to there later."""
+    family.fork(max_parallelism=24, checkpoint_id=2)
+    with pytest.raises(InvalidInputError, match="start the query once, which rewrites them, and choose checkpoint 3"):
+        family.fork("second", of="fork")
+    family.jobs().make_savepoint("kept", None)
+    rewritten = family.batch()
+    for at in ({"savepoint": "kept"}, {"checkpoint_id": 2}):
+        with pytest.raises(InvalidInputError, match="in its 128 key groups"):
+            rewind(family.jobs(), "fork", family.ids(), write=True, **at)
+    assert family.fork("second", of="fork").checkpoint == rewritten.ref.to_text()
+
+
+@pytest.mark.parametrize("number", [0, -1, 32_769])
+def test_impossible_key_groups_of_a_fork(family: Family, number: int) -> None:
+    """A number of key groups out of bounds is refused before anything is made."""
+    before = family.store.list("")
+    with pytest.raises(InvalidInputError, match=f"within 1..32768, got {number}"):
+        family.fork(max_parallelism=number)
+    assert [info.key for info in family.store.list("")] == [info.key for info in before]
+
+
+@pytest.mark.parametrize(
+    ("rows", "is_lost", "told"), [(3, False, "3 rows set aside"), (0, False, "0 "), (2, True, "2 lost")]
+)
+def test_rows_that_are_set_aside_get_no_other_key_groups(family: Family, rows: int, is_lost: bool, told: str) -> None:
+    """I14: what the log has by key groups refuses another number of them, and nothing is made; a plain fork has it."""
+    aside = OperatorInfo("op.set-aside", 1, "", {}, kind=SET_ASIDE, set_aside=[_rows(rows, is_lost)])
+    jobs = family.jobs("job")
+    epoch, base = jobs.claim("test")
+    assert base is not None
+    jobs.create(replace(base, id=base.id + 1, uid="aside", epoch=epoch, base=base.ref, operators=(aside,)))
+
+    with pytest.raises(InvalidInputError, match=told):
+        family.fork(max_parallelism=24)
+    assert family.holds() == []
+    family.fork()
+
+
+def _rows(rows: int, is_lost: bool) -> RowsSetAside:
+    return RowsSetAside(4, 0, 127, rows, 10 * rows, is_lost=is_lost)
 
 
 def test_fork_of_a_fork(family: Family) -> None:

@@ -329,6 +329,7 @@ def _checkpoint(data: dict[str, Any]) -> CheckpointInfo:
                         **item,
                         "states": {name: StateInfo(**state) for name, state in item["states"].items()},
                         "set_aside": [RowsSetAside(**rows) for rows in item.get("set_aside", ())],
+                        "recent": [CheckpointRef(**ref) for ref in item.get("recent", ())],
                     }
                 )
                 for item in data["operators"]

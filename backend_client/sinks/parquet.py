@@ -16,17 +16,16 @@ from __future__ import annotations
 import mmap
 import struct
 import tempfile
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from contextlib import ExitStack, suppress
 from dataclasses import dataclass, field
-from itertools import groupby
-from typing import IO, Any, NamedTuple
+from typing import Any, NamedTuple
 
 import pyarrow as pa
 import pyarrow.parquet as pq
 
+from backend_client.sinks.parquet_files import MARKER, Written, temporary, write, written_records
 from backend_client.sinks.protocol import Marker, Sink, Slot, SlotPublisher
-from backend_client.sinks.temporary_files import room_for_records
 from storage.errors import (
     ConflictError,
     CorruptDataError,
@@ -39,14 +38,12 @@ from storage.errors import (
 from storage.object_store import ObjectStore
 from storage.open import open_store
 
-_MARKER = b"dstl.marker"
 _SUFFIX = ".parquet"
 _HIDDEN = "_dstl"
 """Readers leave out what begins with an underscore."""
 _LOOKS = 10
 _KEPT_ENTRIES = 16
 """Old entries are deleted in groups of this size: one request per entry would slow every publish down."""
-_ROW_GROUP_BYTES = 64 << 20
 _TAIL_BYTES = 64 << 10
 _FOOTER = struct.Struct("<I4s")
 _MAGIC = b"PAR1"
@@ -74,7 +71,7 @@ class ParquetSink(Sink):
         """Check that the folder can be written, and the columns stored."""
         try:
             with tempfile.TemporaryFile() as file:
-                _write(file, [], columns, "", self.compression)
+                write(file, [], columns, "", self.compression)
         except (pa.ArrowException, ValueError, TypeError, OSError) as error:
             raise InvalidInputError(f"the result cannot be stored as Parquet: {error}") from error
         # In the hidden folder: a reader that lists the other one must not find the probe.
@@ -181,7 +178,7 @@ class _ParquetPublisher(SlotPublisher):
         """Put the next file; without records only if the marker is the first one of a branch, or of the slot."""
         number = 0 if self._last is None else self._last.number + 1
         with ExitStack() as files:
-            written = _written(records, marker.to_text(), self._compression, files)
+            written = written_records(records, marker.to_text(), self._compression, files)
             if written is None and self._is_on_branch(marker):
                 return self._publish_nothing(marker)
             written = written or self._written_empty(marker, files)
@@ -219,12 +216,12 @@ class _ParquetPublisher(SlotPublisher):
     def _fenced(self) -> FencedError:
         return FencedError(f"slot {self._slot.number} of sink {self._slot.sink!r} was published by another publisher")
 
-    def _written_empty(self, marker: Marker, files: ExitStack) -> _Written:
+    def _written_empty(self, marker: Marker, files: ExitStack) -> Written:
         if self._slot.columns is None:
             raise InvalidInputError("a slot without columns cannot be published to without records")
-        file = _temporary(files)
-        _write(file, [], self._slot.columns, marker.to_text(), self._compression)
-        return _Written(file, 0)
+        file = temporary(files)
+        write(file, [], self._slot.columns, marker.to_text(), self._compression)
+        return Written(file, 0)
 
     def _key(self, number: int) -> str:
         return f"{self._prefix}{number:012d}{_SUFFIX}"
@@ -261,77 +258,6 @@ class _ParquetPublisher(SlotPublisher):
         return False
 
 
-class _Written(NamedTuple):
-    file: IO[bytes]
-    rows: int
-
-
-def _written(records: Iterable[pa.RecordBatch], marker: str, compression: str, files: ExitStack) -> _Written | None:
-    """
-    Write records into a temporary file, one row group in memory at a time; return None if there are none.
-
-    Records from before a change of the query may have other columns: then the file has the columns of all.
-    """
-    parts, rows = [], 0
-    filled = (batch for batch in records if batch.num_rows)
-    for schema, batches in groupby(filled, lambda batch: batch.schema):
-        file = _temporary(files)
-        rows += _write(file, batches, schema, marker, compression)
-        parts.append(file)
-    if len(parts) <= 1:
-        return _Written(parts[0], rows) if parts else None
-    sources = [pq.ParquetFile(part) for part in parts]
-    merged = _temporary(files)
-    try:
-        schema = pa.unify_schemas([source.schema_arrow for source in sources], promote_options="permissive")
-        _write(merged, (batch for source in sources for batch in source.iter_batches()), schema, marker, compression)
-    except pa.ArrowException as error:
-        raise UnavailableError(
-            f"unpublished output of before and after a change of the query does not fit into one file: {error}; "
-            "start and stop the former query once, or give the output up"
-        ) from error
-    return _Written(merged, rows)
-
-
-def _write(file: IO[bytes], batches: Iterable[pa.RecordBatch], schema: pa.Schema, marker: str, compression: str) -> int:
-    """Write a Parquet file; return its number of rows."""
-    schema = schema.with_metadata({**(schema.metadata or {}), _MARKER: marker.encode()})
-    rows = 0
-    writer = pq.ParquetWriter(file, schema, compression=compression)
-    try:
-        for group in _groups(batches):
-            tables = [schema.empty_table(), *(pa.Table.from_batches([batch]) for batch in group)]
-            table = pa.concat_tables(tables, promote_options="permissive").cast(schema)
-            with room_for_records():
-                writer.write_table(table, row_group_size=table.num_rows)
-            rows += table.num_rows
-        with room_for_records():
-            writer.close()
-            file.flush()
-    except BaseException:
-        with suppress(OSError, pa.ArrowException):
-            writer.close()
-        raise
-    return rows
-
-
-def _temporary(files: ExitStack) -> IO[bytes]:
-    return files.enter_context(tempfile.TemporaryFile())
-
-
-def _groups(batches: Iterable[pa.RecordBatch]) -> Iterator[list[pa.RecordBatch]]:
-    group: list[pa.RecordBatch] = []
-    size = 0
-    for batch in batches:
-        group.append(batch)
-        size += batch.nbytes
-        if size >= _ROW_GROUP_BYTES:
-            yield group
-            group, size = [], 0
-    if group:
-        yield group
-
-
 def _marker(store: ObjectStore, key: str) -> Marker:
     """Read the marker from the end of a file."""
     size_bytes = store.head(key).size_bytes
@@ -343,6 +269,6 @@ def _marker(store: ObjectStore, key: str) -> Marker:
         tail = store.get_range(key, size_bytes - length - _FOOTER.size, length + _FOOTER.size)
     try:
         footer = pq.read_metadata(pa.BufferReader(_MAGIC + tail[-(length + _FOOTER.size) :]))
-        return Marker.parse((footer.metadata or {})[_MARKER].decode())
+        return Marker.parse((footer.metadata or {})[MARKER].decode())
     except (pa.ArrowException, OSError, KeyError, InvalidInputError, ValueError) as error:
         raise CorruptDataError(f"file {key} has no marker: {error}", object_key=key) from error

@@ -53,6 +53,9 @@ class Target:
         is_first: Whether its driver has had nothing published before: the job had no later checkpoint at that time.
         stored: The checkpoint and its predecessors, as far as they are stored; only of a driver's first target.
         used_slots: Slots below this number were in use at a rewind's target; others may have been so after it only.
+        recent: The newest checkpoint known to be published and all later ones of the job, also those that rewinds gave
+            up, oldest first; only of a driver's first target, and maybe not all.
+        given_up_from: If the job was rewound to this checkpoint: the newest one before, if it is known to be that.
     """
 
     checkpoint: CheckpointRef
@@ -64,6 +67,8 @@ class Target:
     is_first: bool = False
     stored: tuple[CheckpointRef, ...] = ()
     used_slots: int = 1
+    recent: tuple[CheckpointRef, ...] = ()
+    given_up_from: CheckpointRef | None = None
 
     def is_set_back(self, slot: Slot, after: int | None) -> bool:
         """Return whether a slot has published more than its marker, at checkpoint `after`, says: it was set back."""
@@ -140,12 +145,17 @@ def _check_known(published: CheckpointRef, slot: Slot, target: Target) -> None:
     Its id comes again, and the new output under it would be taken for published. Later, a slot that is ahead of the
     target was published by a newer driver.
     """
-    newest = target.checkpoint
+    newest, end = target.checkpoint, target.given_up_from
+    # Up to the first one all output is published, also if later ones were lost: a rewind to there gives nothing up.
+    settled = min((known.id for known in target.recent), default=newest.id)
+    recent = target.recent if newest.id > settled else ()
     is_replaced = any(
         published.id == known.id and published.branch == known.branch and published.uid != known.uid
-        for known in (newest, *target.stored)
+        for known in (newest, *target.stored, *recent)
     )
     is_ahead = target.is_first and published.branch == newest.branch and published.id > newest.id
+    if recent and end is not None:
+        is_ahead |= published.branch == end.branch and published.id > end.id
     if is_replaced or is_ahead:
         raise ConflictError(
             f"slot {slot.number} of sink {slot.sink!r} has published checkpoint {published.to_text()}, which job "

@@ -252,6 +252,7 @@ def operators_to_json(operators: Iterable[OperatorInfo]) -> list[dict[str, Any]]
         | ({"set_aside": [asdict(rows) for rows in operator.set_aside]} if operator.set_aside else {})
         | ({} if operator.called is None else {"called": operator.called})
         | ({} if operator.renamed_from is None else {"renamed_from": operator.renamed_from})
+        | ({"recent": [ref.to_text() for ref in operator.recent]} if operator.recent else {})
         for operator in operators
     ]
 
@@ -271,6 +272,7 @@ def operators_from_json(documents: Iterable[dict[str, Any]]) -> tuple[OperatorIn
             [RowsSetAside(**rows) for rows in document.get("set_aside", ())],
             document.get("called"),
             document.get("renamed_from"),
+            [CheckpointRef.parse(text) for text in document.get("recent", ())],
         )
         for document in documents
     )

@@ -27,7 +27,7 @@ from dstl_service.formats.under_way import NOTHING
 from dstl_service.registry.epochs import EpochStore
 from dstl_service.registry.manifest_log import Stand, place_of_manifest
 from dstl_service.registry.manifest_reader import ManifestReader
-from dstl_service.wire import CheckpointRef
+from dstl_service.wire import RECENT_MAX, CheckpointRef, OperatorInfo
 from storage.clock import Clock, IdSource
 from storage.errors import ConflictError, CorruptDataError, NotFoundError
 from storage.model import SegmentHandle
@@ -205,12 +205,12 @@ class OwnedJob(ManifestReader):
         """
         Return the first manifest of a rewind's branch, without anything under way.
 
-        A sink has all slots of before and after: a driver from before the rewind is fenced in each of them.
+        A sink has all slots of before and after: a driver from before the rewind is fenced in each of them. It knows
+        the checkpoints that are given up, whose output it may have published.
         """
-        slots = {sink.name: sink.parallelism for sink in newest.operators if sink.is_sink}
+        sinks = {sink.name: sink for sink in newest.operators if sink.is_sink}
         operators = tuple(
-            replace(item, parallelism=max(item.parallelism, slots.get(item.name, 0))) if item.is_sink else item
-            for item in target.operators
+            _sink_after(sinks.get(item.name), item, newest.ref) if item.is_sink else item for item in target.operators
         )
         first = first_of_branch(target, newest.ref, record.epoch, self._ids.unique_id(), self._clock.now_ms())
         return replace(first, operators=operators)
@@ -241,6 +241,13 @@ class OwnedJob(ManifestReader):
             self.forget()
             self._epoch_seen = number
         return record
+
+
+def _sink_after(before: OperatorInfo | None, target: OperatorInfo, newest: CheckpointRef) -> OperatorInfo:
+    """Return a sink of a rewind's target as the new branch begins with it; `before` is what it was at the end."""
+    recent = [*(target.recent if before is None else before.recent), newest]
+    slots = target.parallelism if before is None else max(target.parallelism, before.parallelism)
+    return replace(target, parallelism=slots, recent=recent[-RECENT_MAX:])
 
 
 def fence(place: Place, job_uid: str, epoch: int, uid: str, created_ms: int) -> Manifest:

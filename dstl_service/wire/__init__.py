@@ -68,6 +68,7 @@ from dstl_service.wire.tokens import TOKEN_CHARS_MAX, parse_tokens
 from dstl_service.wire.values import (
     BRANCH_GENERATIONS,
     CLOSED_SINK,
+    RECENT_MAX,
     REMOVED,
     SET_ASIDE,
     SET_ASIDE_MAX,
@@ -92,6 +93,7 @@ __all__ = [
     "NAME_PATTERN",
     "NOTE_CHARS_MAX",
     "NOTE_OPERATOR",
+    "RECENT_MAX",
     "REFS_MAX",
     "REMOVED",
     "SET_ASIDE",

@@ -39,6 +39,9 @@ SET_ASIDE_SUFFIX = ".set-aside"
 SET_ASIDE_MAX = 10_000
 """Most entries of rows that an operator has set aside: a partition has one for each batch."""
 
+RECENT_MAX = 100
+"""Most checkpoints that a sink's entry names; the newest ones."""
+
 BRANCH_GENERATIONS = 10**6
 """Fences and a checkpoint of one id in one branch, at most."""
 
@@ -151,7 +154,9 @@ class OperatorInfo:
     `time_mode` and `output_mode` are Spark's names; None if the program that wrote them did not store them yet. `kind`
     is ``rows`` or ``columns``, by the calls of its processor; None likewise. An operator of kind ``sink`` has no table:
     its changes are the output that a sink publishes once the checkpoint exists, and its parallelism is the number of
-    slots. The sink has published everything up to checkpoint `published`, maybe more.
+    slots. The sink has published everything up to checkpoint `published`, maybe more; `recent` are that checkpoint and
+    those between it and this one, also those that a rewind gave up, oldest first: a marker of another one of the same
+    id is of a checkpoint that the job lost.
     One of kind ``set-aside`` has no table either: its changes are the rows that `set_aside` lists, oldest first.
 
     `name` is that of the operator's table, in stored objects and local folders: the one that the operator had at first.
@@ -171,6 +176,7 @@ class OperatorInfo:
     )
     called: Name | None = None
     renamed_from: Name | None = None
+    recent: Annotated[list[CheckpointRef], Limits(max_length=RECENT_MAX, fail_fast=True)] = field(default_factory=list)
 
     @property
     def label(self) -> str:

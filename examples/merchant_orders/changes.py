@@ -119,7 +119,9 @@ def _of_canal(event: Mapping[str, Any]) -> Iterator[Change]:
     if not isinstance(rows, list):
         raise DirtyRecordError("not a change event: it has no list of rows")
     olds = event.get("old") or [{}] * len(rows)
-    for row, old in zip(rows, olds, strict=False):
+    if not isinstance(olds, list) or len(olds) != len(rows):
+        raise DirtyRecordError("not a change event: it has not as many old rows as rows")
+    for row, old in zip(rows, olds, strict=True):
         before = {**row, **old} if isinstance(row, dict) and isinstance(old, dict) else None
         yield from _changes(event, operation, before, None if operation == "delete" else row)
 
@@ -128,12 +130,12 @@ def _changes(where: Mapping[str, Any], operation: str | None, before: Any, after
     """Yield what an event says about its row: one change, or two if the row has another key than before."""
     table = where.get("table")
     if not isinstance(table, str) or table not in _KEYS:
-        raise DirtyRecordError(f"unknown table: {table!r}")
+        raise DirtyRecordError(f"unknown table: {str(table)[:40]!r}")
     if operation not in ("insert", "update", "delete"):
-        raise DirtyRecordError(f"unknown operation: {operation!r}")
+        raise DirtyRecordError(f"unknown operation: {str(operation)[:40]!r}")
     lsn = _whole_number(where.get("lsn"))
     if lsn is None:
-        raise DirtyRecordError(f"no position: lsn is {where.get('lsn')!r}")
+        raise DirtyRecordError(f"no position: lsn is {str(where.get('lsn'))[:40]!r}")
     old = None if operation == "insert" or before is None else _key(table, before)
     new = None if operation == "delete" else _key(table, after)
     if old is None and new is None:

@@ -2,21 +2,16 @@
 
 from __future__ import annotations
 
-import re
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import pyarrow as pa
 from deltalake import DeltaTable, Field, Schema
 
+from backend_client.sinks.delta.statistics import check_statistics
 from storage.errors import InvalidInputError, UnavailableError
 
-_STATISTICS = "delta.dataSkippingStatsColumns"
-_STATISTICS_NUMBER = "delta.dataSkippingNumIndexedCols"
-_EXACT_DIGITS = 15
-"""The library writes the least and greatest decimal of a file as floats; readers skip files by them."""
-_PLAIN = re.compile("[A-Za-z_][A-Za-z0-9_]*")
 _COMPUTED = ("delta.generationExpression", "delta.identity.start")
 """In a column's metadata: the table computes its values."""
 
@@ -91,17 +86,8 @@ def check_table(
             f"table {path} has no column {', '.join(column.name for column in lacking)}; it has {', '.join(there)}: "
             "add it, or set merge_schema"
         )
-    _check_statistics(table, path, [*there.values(), *lacking], partitions)
+    check_statistics(table, path, [*there.values(), *lacking], partitions)
     return list(Schema.from_arrow(pa.schema(lacking)).fields) if lacking else []
-
-
-def statistics_of(columns: Iterable[pa.Field], partitions: Sequence[str]) -> dict[str, str]:
-    """Return the properties by which a table has no inexact statistics; none if it needs none."""
-    columns = [column for column in columns if column.name not in partitions]
-    if not any(_is_inexact(column.type) for column in columns):
-        return {}
-    exact = [column.name for column in columns if not _is_inexact(column.type) and _PLAIN.fullmatch(column.name)]
-    return {_STATISTICS: ",".join(exact)} if exact else {_STATISTICS_NUMBER: "0"}
 
 
 def stored_columns(table: DeltaTable) -> pa.Schema:
@@ -151,26 +137,6 @@ def _check_partitions(columns: pa.Schema, partition_by: Sequence[str]) -> None:
                 f"column {name} is {given}, whose values readers could not read from the names of partitions: "
                 "partition by another column, or cast it to a string"
             )
-
-
-def _check_statistics(table: DeltaTable, path: str, columns: Sequence[pa.Field], partitions: Sequence[str]) -> None:
-    """Raise `InvalidInputError` if readers would miss rows by statistics of decimals with many digits."""
-    wanted, has = statistics_of(columns, partitions), table.metadata().configuration
-    listed = [name.strip(" `").partition(".")[0] for name in has.get(_STATISTICS, "").split(",")]
-    inexact = [column.name for column in columns if _is_inexact(column.type) and column.name not in partitions]
-    known = [name for name in inexact if name in listed] if _STATISTICS in has else inexact
-    if known and has.get(_STATISTICS_NUMBER) != "0":
-        raise InvalidInputError(
-            f"column {', '.join(known)} of table {path} has more than {_EXACT_DIGITS} digits: statistics of it are "
-            "written as floats, and readers that filter by it would miss rows. Leave it out of them: "
-            f"DeltaTable(…).alter.set_table_properties({wanted})"
-        )
-
-
-def _is_inexact(given: pa.DataType) -> bool:
-    if pa.types.is_struct(given):
-        return any(_is_inexact(column.type) for column in given)
-    return bool(pa.types.is_decimal(given) and given.precision > _EXACT_DIGITS)
 
 
 def _metadata(table: DeltaTable) -> dict[str, Mapping[str, Any]]:

@@ -26,8 +26,9 @@ import pyarrow as pa
 from deltalake import CommitProperties, DeltaTable, Transaction, WriterProperties, write_deltalake
 from deltalake.exceptions import DeltaError
 
-from backend_client.sinks.delta.columns import check_table, column_types, conformed, statistics_of, stored_columns
+from backend_client.sinks.delta.columns import check_table, column_types, conformed, stored_columns
 from backend_client.sinks.delta.markers import check_retention, stored_marker, transactions
+from backend_client.sinks.delta.statistics import check_values, statistics_of, without_floats
 from backend_client.sinks.protocol import Marker, Sink, Slot, SlotPublisher
 from backend_client.sinks.temporary_files import room_for_records
 from storage.errors import DstlError, FencedError, InvalidInputError, UnavailableError
@@ -166,7 +167,7 @@ class _DeltaPublisher(SlotPublisher):
         schema = stored_columns(self._table)
         # Through a file: the library reads in its own threads, where the log's errors would lose their kind.
         with tempfile.TemporaryFile() as file:
-            rows, size_bytes = _spool(file, records, schema, self._sink.path)
+            rows, size_bytes = _spool(file, self._conformed(records, schema), schema)
             try:
                 with _told(self._sink.path):
                     self._commit(file if rows else None, marker, _rows_per_group(rows, size_bytes))
@@ -183,6 +184,12 @@ class _DeltaPublisher(SlotPublisher):
     def close(self) -> None:
         """Do nothing: a table keeps no connection."""
 
+    def _conformed(self, records: Iterable[pa.RecordBatch], schema: pa.Schema) -> Iterator[pa.RecordBatch]:
+        for batch in filter(len, records):
+            found = conformed(batch, schema, self._sink.path)
+            check_values(self._table, self._sink.path, found)
+            yield found
+
     def _commit(self, file: IO[bytes] | None, marker: Marker, rows_per_group: int) -> None:
         properties = CommitProperties(
             custom_metadata={
@@ -194,13 +201,16 @@ class _DeltaPublisher(SlotPublisher):
         if file is None:
             _commit_nothing(self._table, properties)
             return
+        reader = pa.ipc.open_stream(file)
         write_deltalake(
             self._table,
-            cast("pa.RecordBatchReader", pa.ipc.open_stream(file)),
+            cast("pa.RecordBatchReader", reader),
             mode="append",
             schema_mode="merge",  # columns that others have added since are filled with null
             writer_properties=WriterProperties(
-                compression=cast("_Compression", self._sink.compression.upper()), max_row_group_size=rows_per_group
+                compression=cast("_Compression", self._sink.compression.upper()),
+                max_row_group_size=rows_per_group,
+                **without_floats(self._table, reader.schema),
             ),
             commit_properties=properties,
         )
@@ -240,16 +250,15 @@ def _commit_nothing(table: DeltaTable, properties: CommitProperties) -> None:
     table.create_write_transaction([], "append", table.schema(), partitions, commit_properties=properties)
 
 
-def _spool(file: IO[bytes], records: Iterable[pa.RecordBatch], schema: pa.Schema, path: str) -> tuple[int, int]:
-    """Write records into a file as an IPC stream, with the table's columns; return the number of rows, and bytes."""
+def _spool(file: IO[bytes], records: Iterable[pa.RecordBatch], schema: pa.Schema) -> tuple[int, int]:
+    """Write records with these columns into a file as an IPC stream; return the number of rows, and bytes."""
     rows = size_bytes = 0
     options = pa.ipc.IpcWriteOptions(compression="lz4")
     with pa.ipc.new_stream(file, schema, options=options) as writer:
         for batch in records:
-            if batch.num_rows:
-                with room_for_records():
-                    writer.write_batch(conformed(batch, schema, path))
-                rows, size_bytes = rows + batch.num_rows, size_bytes + batch.nbytes
+            with room_for_records():
+                writer.write_batch(batch)
+            rows, size_bytes = rows + batch.num_rows, size_bytes + batch.nbytes
     with room_for_records():
         file.flush()
     file.seek(0)
@@ -265,7 +274,9 @@ def _flush(folder: Path, version: int) -> None:
     commit = folder / "_delta_log" / f"{version:020d}.json"
     actions = [json.loads(line) for line in commit.read_text(encoding="utf-8").splitlines()]
     files = [folder / unquote(action["add"]["path"]) for action in actions if "add" in action]
-    for path in [*files, *{file.parent for file in files}, folder, commit, commit.parent]:
+    # A partition by two columns is a folder in a folder, and the name of each is in the one around it.
+    folders = {around for file in files for around in file.parents if folder in around.parents}
+    for path in [*files, *folders, folder, commit, commit.parent]:
         descriptor = os.open(path, os.O_RDONLY)
         try:
             os.fsync(descriptor)

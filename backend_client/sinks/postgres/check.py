@@ -24,7 +24,12 @@ with recursive kind(name, oid, typmod) as (
   from kind join pg_type on pg_type.oid = kind.oid where typtype = 'd'
 )
 select a.attname::text, t.typname::text, t.typcategory::text, e.typname::text, e.typcategory::text,
-  case when k.typmod >= 4 and t.typname in ('numeric', '_numeric') then ((k.typmod - 4 & 2047) # 1024) - 1024 end,
+  case when k.typmod < 0 then null
+    when ltrim(t.typname, '_') = 'numeric' then ((k.typmod - 4 & 2047) # 1024) - 1024
+    when ltrim(t.typname, '_') in ('time', 'timestamp', 'timestamptz') then k.typmod
+    -- Bit 28 says that there are seconds; 65535, that they have all digits.
+    when ltrim(t.typname, '_') = 'interval' and k.typmod & (1 << 28) = 0 then 0
+    when ltrim(t.typname, '_') = 'interval' then least(k.typmod & 65535, 6) end,
   a.attnotnull and not a.atthasdef and a.attidentity = '', a.attgenerated <> '', a.attidentity = 'a', a.attnotnull,
   array(select p from unnest(array['select', 'insert', 'update']) p where has_column_privilege(a.attrelid, a.attnum, p))
 from pg_attribute a join kind k on k.name = a.attname join pg_type t on t.oid = k.oid and t.typtype <> 'd'
@@ -40,7 +45,7 @@ where i.indrelid = %s and i.indisunique and i.indisvalid and i.indimmediate and 
 """
 # A superuser is a member of every role.
 _MARKERS = """
-select c.relkind::text, c.relpersistence::text, pg_get_userbyid(c.relowner)::text,
+select c.oid, c.relkind::text, c.relpersistence::text, pg_get_userbyid(c.relowner)::text,
   c.relowner in (n.nspowner, d.datdba) or o.rolsuper or pg_get_userbyid(c.relowner) = current_user
     or (pg_has_role(c.relowner, 'member') and not current_setting('is_superuser')::bool),
   array(select p from unnest(array['select', 'insert', 'update']) p where not has_table_privilege(c.oid, p))
@@ -48,6 +53,10 @@ from pg_class c join pg_namespace n on n.oid = c.relnamespace join pg_roles o on
 join pg_database d on d.datname = current_database() where c.oid = to_regclass(%s)
 """
 _TABLES = ("r", "p")  # plain and partitioned ones
+_PARTITIONS = """
+select c.oid::regclass::text, c.relkind::text, c.relpersistence::text
+from pg_partition_tree(%s) p join pg_class c on c.oid = p.relid where p.isleaf
+"""
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,7 +98,7 @@ def check_table(
     oid, kind, persistence, has_row_security, may_use_temporary, may_delete = found
     if kind not in _TABLES:
         raise InvalidInputError(f"{name} is a view or foreign table, to which output cannot be copied; name a table")
-    check_is_kept(name, persistence)
+    _check_is_kept(connection, oid, name, persistence)
     if has_row_security:
         raise InvalidInputError(
             f"row-level security of table {name} applies to the sink's user, which then cannot COPY"
@@ -125,7 +134,7 @@ def check_markers(connection: psycopg.Connection, markers: str, name: str) -> bo
     found = connection.execute(_MARKERS, [markers]).fetchone()
     if found is None:
         return False
-    kind, persistence, owner, is_trusted, missing = found
+    oid, kind, persistence, owner, is_trusted, missing = found
     if kind not in _TABLES:
         raise InvalidInputError(f"{name} is a view or foreign table; markers need a table")
     if not is_trusted:
@@ -134,19 +143,26 @@ def check_markers(connection: psycopg.Connection, markers: str, name: str) -> bo
             "the sink's user. If that is right, alter its owner to the sink's user or to the owner of its schema; if "
             "not, name another one with markers=, in a schema where only trusted users may create tables"
         )
-    check_is_kept(name, persistence)
+    _check_is_kept(connection, oid, name, persistence)
     if missing:
         raise InvalidInputError(f"grant {', '.join(missing)} on table {name} to the sink's user")
     return True
 
 
-def check_is_kept(name: str, persistence: str) -> None:
-    """Raise `InvalidInputError` for a table that a crash of the server empties, while the log has given its rows up."""
-    if persistence != "p":
+def _check_is_kept(connection: psycopg.Connection, oid: int, name: str, persistence: str) -> None:
+    """Raise `InvalidInputError` if a crash would empty a table or a part of it: the log has given the rows up."""
+    parts = connection.execute(_PARTITIONS, [oid]).fetchall()
+    if foreign := [part for part, kind, _ in parts if kind == "f"]:
         raise InvalidInputError(
-            f"table {name} is unlogged or temporary: a crash would lose what was published; "
-            f"alter table {name} set logged"
+            f"partition {', '.join(foreign)} of table {name} is on another server, where rows would be committed apart "
+            "from their marker: detach it, or name another table"
         )
+    for part, how in ((name, persistence), *((part, how) for part, _, how in parts)):
+        if how != "p":
+            raise InvalidInputError(
+                f"table {part} is unlogged or temporary: a crash would lose what was published; "
+                f"alter table {part} set logged"
+            )
 
 
 def _columns(connection: psycopg.Connection, oid: int) -> dict[str, _Column]:

@@ -31,11 +31,15 @@ create table {} (
   sink text, job_uid text, slot int, opened bigint not null, marker text, primary key (sink, job_uid, slot)
 )
 """
-# Marker and rows must be on the server's disk before the log gives them up. `on` waits for replicas, too, if there are
-# synchronous ones; other settings than `off` are the administrator's choice.
 _SESSION = """
-select set_config('lock_timeout', '20s', false), set_config('idle_in_transaction_session_timeout', '10min', false),
-  set_config('synchronous_commit', replace(current_setting('synchronous_commit'), 'off', 'on'), false)
+select set_config('lock_timeout', '20s', false), set_config('idle_in_transaction_session_timeout', '10min', false)
+"""
+# Marker and rows must be on the server's disk before the log gives them up. `on` waits for replicas, too, if there are
+# synchronous ones; other settings than `off` are the administrator's choice. A pooler may give each transaction another
+# session, so each transaction sets it.
+_LOCK = """
+select opened, set_config('synchronous_commit', replace(current_setting('synchronous_commit'), 'off', 'on'), true)
+from {} where (sink, job_uid, slot) = (%s, %s, %s) for update
 """
 _CONNECTION = {
     # A host that vanished is noticed after half a minute; the kernel's own limits are hours.
@@ -186,8 +190,7 @@ class _PostgresPublisher(SlotPublisher):
             self._connection.close()
 
     def _lock(self) -> None:
-        query = sql.SQL("select opened from {} where (sink, job_uid, slot) = (%s, %s, %s) for update")
-        row = self._connection.execute(query.format(_name(self._sink.markers)), self._key).fetchone()
+        row = self._connection.execute(sql.SQL(_LOCK).format(_name(self._sink.markers)), self._key).fetchone()
         if row is None or row[0] != self._opened:
             raise self._fenced()
 

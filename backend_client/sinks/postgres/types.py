@@ -24,7 +24,10 @@ _JSON = ("json", "jsonb")
 _WHOLE = ("int2", "int4", "int8", "numeric")
 _OF_TEXT = ("S", "U", "E", "I")
 """Categories of types that are written as text: strings, own types (uuid, json, ...), enums, network addresses."""
-_NOT_OF_TEXT = ("bytea",)
+_NOT_OF_TEXT = ("bytea", "name", "char")
+"""Binary, and those of PostgreSQL's own tables, which cut text off in silence."""
+_DIGITS = {"s": 0, "ms": 3, "us": 6, "ns": 6}
+"""By unit of time: how many digits seconds have after the point, at most."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,7 +39,7 @@ class ColumnType:
         name: As in ``pg_type``, such as "int8".
         category: Its category there, such as "N"; "A" is an array.
         element: The type of an array's elements.
-        scale: How many digits a number has after the point, if the type says it: others would be rounded.
+        scale: How many digits a number, or seconds, have after the point, if the type says it: others would be rounded.
     """
 
     name: str
@@ -57,6 +60,8 @@ def fits(given: pa.DataType, column: ColumnType) -> bool:
     A value may still be out of the column's range.
     """
     types = pa.types
+    if column.scale is not None and column.scale < _scale(given):
+        return False
     if is_json(given):
         return column.name in _JSON
     if types.is_list(given) or types.is_large_list(given):
@@ -66,12 +71,11 @@ def fits(given: pa.DataType, column: ColumnType) -> bool:
     if types.is_timestamp(given):
         # PostgreSQL would drop the zone of one, and give the other that of the session.
         return column.name == ("timestamp" if given.tz is None else "timestamptz")
-    if types.is_decimal(given):
-        return column.name == "numeric" and (column.scale is None or given.scale <= column.scale)
     for is_of, names in (
         (types.is_null, (column.name,)),
         (types.is_boolean, ("bool",)),
         (types.is_integer, _WHOLE),
+        (types.is_decimal, ("numeric",)),
         (types.is_floating, ("float4", "float8", "numeric")),
         (types.is_binary, ("bytea",)),
         (types.is_large_binary, ("bytea",)),
@@ -82,6 +86,15 @@ def fits(given: pa.DataType, column: ColumnType) -> bool:
         if is_of(given):
             return column.name in names
     return False
+
+
+def _scale(given: pa.DataType) -> int:
+    """Return how many digits after the point a column needs for values of an Arrow type; floats may be rounded."""
+    if pa.types.is_decimal(given):
+        return int(given.scale)
+    if pa.types.is_temporal(given) and not pa.types.is_date(given):
+        return _DIGITS[given.unit]
+    return 0
 
 
 def wanted_type(given: pa.DataType) -> str:

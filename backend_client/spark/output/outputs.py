@@ -185,7 +185,7 @@ class SinkOutput:
         self._slots = plan.slots if self._known is None else max(plan.slots, self._known.parallelism)
         tables = [info for info in latest.operators if info.has_table] if latest is not None else []
         self._keys = (tables[-1].name, tables[-1].parallelism) if tables else None
-        known = None if self._known is None or self._known.kind != SINK else self._known.published
+        known = self._known if self._known is not None and self._known.kind == SINK else None
         self._publisher = Publisher(f"sink {plan.name!r}", self._publish, plan.limits, known, session.check_owned)
 
     @property
@@ -212,8 +212,8 @@ class SinkOutput:
     def operators(self) -> Sequence[OperatorInfo]:
         """The sink, up to where it has published, and sinks of former queries."""
         plan = self._plan
-        own = OperatorInfo(plan.name, plan.slots, plan.system, {}, kind=SINK, published=self._publisher.published)
-        return (own, *self._closed)
+        own = OperatorInfo(plan.name, plan.slots, plan.system, {}, kind=SINK)
+        return (self._publisher.described(own), *self._closed)
 
     def before_batch(self, last: OperatorInfo) -> None:
         """Wait for room in the backlog; if keys move to other slots, until everything before is published."""

@@ -14,10 +14,12 @@ import logging
 import threading
 import time
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 
 from backend_client.sinks.slot_publishing import Target
+from dstl_service.wire import RECENT_MAX, OperatorInfo
 from storage.errors import ConflictError, DstlError, FencedError, InvalidInputError, UnavailableError
 
 logger = logging.getLogger("backend_client")
@@ -60,7 +62,7 @@ class Publisher:
         name: Name of the sink, for messages.
         publish: Publishes up to a checkpoint.
         limits: Bounds of the backlog.
-        published: Id of the newest checkpoint known to be published; None if none is known.
+        known: The sink as the job's newest checkpoint describes it; None if that does not.
         check_owned: Raises `FencedError` if the job is another driver's.
     """
 
@@ -69,7 +71,7 @@ class Publisher:
         name: str,
         publish: Publish,
         limits: BacklogLimits,
-        published: int | None,
+        known: OperatorInfo | None,
         check_owned: Callable[[], None] = lambda: None,
     ) -> None:
         self._name = name
@@ -82,8 +84,9 @@ class Publisher:
         self._is_closed = self._is_stopping = False
         self._is_first = True
         self._fenced: FencedError | None = None
+        self._recent = [] if known is None else known.recent
         self._thread: threading.Thread | None = None
-        self.published = published
+        self.published = None if known is None else known.published
         """Id of the newest checkpoint whose output is published."""
         self.records = 0
         """Number of records that this publisher has published."""
@@ -94,9 +97,17 @@ class Publisher:
         with self._changed:
             return len(self._waiting), sum(size for _, size in self._waiting)
 
+    def described(self, info: OperatorInfo) -> OperatorInfo:
+        """Return the sink as the next checkpoint describes it: up to where it has published, and what came after."""
+        published = self.published
+        with self._changed:
+            self._recent = [ref for ref in self._recent if ref.id >= (published or 0)][-RECENT_MAX:]
+            return replace(info, published=published, recent=self._recent)
+
     def submit(self, target: Target, size_bytes: int) -> None:
         """Have a checkpoint published; `size_bytes` is what its output takes in the log."""
         with self._changed:
+            self._recent = [*self._recent, target.checkpoint]
             self._waiting.append((replace(target, is_first=self._is_first), size_bytes))
             self._is_first = False
             if self._thread is None:
@@ -191,7 +202,8 @@ class Publisher:
         while not self._is_closed:
             target = self._oldest()
             try:
-                self.records += self._publish(target)
+                with self._told_while_it_lasts(target):
+                    self.records += self._publish(target)
             except Exception as error:  # noqa: BLE001 - whatever it is, nothing is lost by waiting
                 self._error = _last_line(error)
                 if any(sign in str(error) for sign in _OVERTAKEN) and self._is_overtaken():
@@ -213,6 +225,27 @@ class Publisher:
                 self._changed.wait_for(lambda: self._is_closed, pause_s)
             pause_s = min(2 * pause_s, _PAUSE_MAX_S)
         return False
+
+    @contextmanager
+    def _told_while_it_lasts(self, target: Target) -> Iterator[None]:
+        """Report a try that takes long, again and again: a sink of the user's may wait without an end."""
+        done, began_s = threading.Event(), time.monotonic()
+
+        def tell() -> None:
+            while not done.wait(_REPORTED_EVERY_S):
+                logger.warning(
+                    "output of checkpoint %d has been under way to %s for %.0f s: it is much, or the sink does not "
+                    "answer",
+                    target.checkpoint.id,
+                    self._name,
+                    time.monotonic() - began_s,
+                )
+
+        threading.Thread(target=tell, name="dstl-publisher-watch", daemon=True).start()
+        try:
+            yield
+        finally:
+            done.set()
 
     def _is_overtaken(self) -> bool:
         """Ask whether the job is another driver's, as another publisher has opened a slot; if so, stop for good."""

@@ -69,6 +69,7 @@ def first_target(
         checkpoints: The newest one and its stored predecessors.
     """
     known = stored if stored is not None and stored.kind == SINK else None
+    recent = tuple(known.recent) if known is not None else ()
     # A slot that the newest checkpoint does not use may have a marker from before a rewind.
     begins = known is None or slots > known.parallelism or latest.rewound_from is not None
     target = Target(
@@ -79,6 +80,9 @@ def first_target(
         published=known.published if known is not None else None,
         stored=tuple(info.ref for info in checkpoints),
         used_slots=_slots_before(latest, known, checkpoints),
+        recent=recent,
+        # A rebuild begins a branch, too, but does not know all that was lost.
+        given_up_from=latest.rewound_from if latest.rewound_from in recent else None,
     )
     return target, begins or known is None or slots != known.parallelism
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import os
 from ast import literal_eval
 from collections.abc import Iterator
@@ -15,7 +16,7 @@ import pyarrow as pa
 import pyarrow.dataset as ds
 import pyarrow.parquet as pq
 import pytest
-from deltalake import DeltaTable, write_deltalake
+from deltalake import DeltaTable, QueryBuilder, write_deltalake
 from deltalake.exceptions import DeltaError
 
 from backend_client.sinks.delta import DeltaSink
@@ -308,6 +309,41 @@ def test_readers_miss_no_decimal_by_statistics(sink: DeltaSink, tmp_path: Path) 
     assert sink.table().schema().to_arrow().names == ["k", "v"]
 
 
+@on_disk
+@pytest.mark.parametrize("value", [math.inf, -math.inf, math.nan], ids=str)
+@pytest.mark.parametrize("is_nested", [False, True], ids=["plain", "nested"])
+def test_readers_miss_no_float_by_statistics(tmp_path: Path, sink: DeltaSink, value: float, is_nested: bool) -> None:
+    """The library writes infinities as null and leaves NaN out: filters would skip them, and the rows beside."""
+    plain = pa.schema({"k": pa.string(), "x": pa.float64()})
+    nested = {"x": pa.float64(), "n": pa.int64()}
+    columns = (
+        pa.schema({"k": pa.string(), "s": pa.struct(nested), "t": pa.struct({"n": pa.int64()})}) if is_nested else plain
+    )
+    rows = pa.RecordBatch.from_pylist(
+        [{"k": "a", "x": number, "s": {"x": number, "n": 1}, "t": {"n": 2}} for number in (1.0, value)], schema=columns
+    )
+    DeltaTable.create(tmp_path / "others", columns)
+    for made in (DeltaSink((tmp_path / "new").as_uri()), DeltaSink((tmp_path / "others").as_uri())):
+        made.check(columns, [SLOT])
+        try:
+            made.open(SLOT).publish([rows], marker(0))
+        except UnavailableError as error:
+            text = str(error)
+            assert made.path.endswith("others")
+            assert "NaN or an infinity: readers that filter by it would miss rows" in text
+            made.table().alter.set_table_properties(literal_eval(text.partition("set_table_properties(")[2][:-1]))
+            made.open(SLOT).publish([rows], marker(0))
+        found, column = made.table().to_pyarrow_dataset(), ds.field("s", "x") if is_nested else ds.field("x")
+        assert found.filter(column == 1.0).count_rows() == 1
+        assert found.filter(ds.field("k") == "b").count_rows() == 0
+        if is_nested:
+            assert found.filter((ds.field("s", "n") == 1) & (ds.field("t", "n") == 2)).count_rows() == 2
+        name = "s['x']" if is_nested else "x"
+        where = f"{name} = double '{str(value).replace('inf', 'Infinity')}'"
+        seen = QueryBuilder().register("t", made.table()).execute(f"select k from t where {where}")
+        assert sum(batch.num_rows for batch in seen) == 1
+
+
 def test_columns_are_added_if_wanted(sink: DeltaSink) -> None:
     """Only with `merge_schema`, at the start; older rows have null there, and unpublished output of before fits."""
     publish(sink, 0, 1)
@@ -337,6 +373,11 @@ def test_files_of_partitions_are_flushed(tmp_path: Path, sink: DeltaSink, monkey
     assert len(there) == 2
     assert there < {*flushed}
     assert flushed[-2:] == [newest, os.path.dirname(newest)]
+    columns = pa.schema({"a": pa.int64(), "b": pa.int64(), "v": pa.int64()})
+    nested = DeltaSink((tmp_path / "nested").as_uri(), partition_by=("a", "b"))
+    nested.check(columns, [SLOT])
+    nested.open(SLOT).publish([pa.record_batch([[1], [2], [3]], schema=columns)], marker(0))
+    assert {str(tmp_path / "nested" / name) for name in ("a=1/b=2", "a=1", ".")} <= {*flushed}
 
 
 @on_disk

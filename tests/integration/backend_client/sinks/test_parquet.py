@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 import io
+import math
 import multiprocessing
 import os
 import signal
@@ -302,6 +303,19 @@ def test_records_of_a_changed_query_are_one_file(sink: ParquetSink) -> None:
             publisher.publish([before, pa.record_batch({"v": after})], marker(1))
     publisher.close()
     assert (last(sink), seen(sink)) == (marker(0), [1, 2, 3])
+
+
+@pytest.mark.parametrize("sink", ["disk"], indirect=True)
+def test_floats_have_no_statistics(sink: ParquetSink, tmp_path: Path) -> None:
+    """The library leaves NaN out of them, and Spark, to which it is the greatest number, would skip it by a filter."""
+    rows = pa.record_batch({"k": ["a", "b"], "x": [1.0, math.nan], "s": [{"y": 1.0, "n": 1}, {"y": math.nan, "n": 2}]})
+    publisher = sink.open(SLOT)
+    publisher.publish([rows], marker(0))
+    publisher.close()
+    (file,) = (tmp_path / "out folder").glob("*.parquet")
+    group = pq.read_metadata(file).row_group(0)
+    has = {group.column(n).path_in_schema: group.column(n).is_stats_set for n in range(group.num_columns)}
+    assert has == {"k": True, "x": False, "s.y": False, "s.n": True}
 
 
 def test_errors_of_records_are_not_those_of_the_disk(sink: ParquetSink, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -286,6 +286,27 @@ def test_table_is_checked(server: PostgresServer, slot: Slot, definition: str, m
         PostgresSink(server.conninfo, name).check(COLUMNS, [slot])
 
 
+def test_partitions_must_be_kept_as_their_table(server: PostgresServer, slot: Slot) -> None:
+    """A crash empties an unlogged partition of a logged table; another server commits rows without their marker."""
+    with psycopg.connect(server.conninfo) as connection:
+        for name in ("halves", "far_halves"):
+            connection.execute(f"create table {name} (k text, v bigint) partition by list (k)")
+            connection.execute(f"create table {name}_a partition of {name} for values in ('a')")
+        connection.execute("create table deep partition of halves for values in ('b') partition by range (v)")
+        connection.execute("create unlogged table deeper partition of deep default")
+        connection.execute("create foreign data wrapper nothing")
+        connection.execute("create server elsewhere foreign data wrapper nothing")
+        connection.execute("create foreign table far partition of far_halves default server elsewhere")
+    sink = PostgresSink(server.conninfo, "halves")
+    with pytest.raises(InvalidInputError, match=r"table deeper is unlogged .* alter table deeper set logged"):
+        sink.check(COLUMNS, [slot])
+    with psycopg.connect(server.conninfo) as connection:
+        connection.execute("alter table deeper set logged")
+    sink.check(COLUMNS, [slot])
+    with pytest.raises(InvalidInputError, match="partition far of table far_halves is on another server"):
+        PostgresSink(server.conninfo, "far_halves").check(COLUMNS, [slot])
+
+
 def test_decimals_that_would_be_rounded_are_refused(server: PostgresServer, slot: Slot) -> None:
     """PostgreSQL rounds to the digits of the column without a word; also in arrays and domains."""
     with psycopg.connect(server.conninfo) as connection:
@@ -299,6 +320,23 @@ def test_decimals_that_would_be_rounded_are_refused(server: PostgresServer, slot
     more = pa.decimal128(10, 3)
     for name, given in (("a", more), ("b", pa.list_(more)), ("c", more), ("e", exact)):
         with pytest.raises(InvalidInputError, match=f"column {name} is .* in table prices: cast it in the query, or"):
+            sink.check(pa.schema({name: given}), [slot])
+
+
+def test_times_that_would_be_rounded_are_refused(server: PostgresServer, slot: Slot) -> None:
+    """As decimals: by a key of whole seconds, one of two rows within a second would replace the other."""
+    with psycopg.connect(server.conninfo) as connection:
+        connection.execute("create domain moment as timestamptz(3)")
+        connection.execute(
+            "create table times (a timestamptz(3), b timestamp(0)[], c moment, d interval day, e interval(3), "
+            "f timestamptz, g timestamptz(6), h interval, i interval day to second, j timestamptz[], "
+            "k interval second(6))"
+        )
+    sink = PostgresSink(server.conninfo, "times")
+    at, span = pa.timestamp("us", "UTC"), pa.duration("us")
+    sink.check(pa.schema({"f": at, "g": at, "h": span, "i": span, "j": pa.list_(at), "k": span}), [slot])
+    for name, given in (("a", at), ("b", pa.list_(pa.timestamp("us"))), ("c", at), ("d", span), ("e", span)):
+        with pytest.raises(InvalidInputError, match=f"column {name} is .* digits after the point.* in table times"):
             sink.check(pa.schema({name: given}), [slot])
 
 
@@ -413,6 +451,29 @@ def test_published_output_survives_a_crash(slot: Slot) -> None:
         own.stop(signal.SIGQUIT)
         own.start()
         assert (last(sink, slot), rows(sink)) == (marker(0), [("a", 1)])
+
+
+def test_each_transaction_waits_for_the_disk(
+    server: PostgresServer, slot: Slot, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A pooler may run it in another session than the one that was set up."""
+    connect = PostgresSink.connect
+
+    def connect_to_another(self: PostgresSink, name: str) -> psycopg.Connection:
+        connection = connect(self, name)
+        connection.execute("reset all")
+        return connection
+
+    monkeypatch.setattr(PostgresSink, "connect", connect_to_another)
+    with psycopg.connect(server.conninfo) as connection:
+        connection.execute(
+            "create table pooled (k text, v bigint, how text default current_setting('synchronous_commit'))"
+        )
+    sink = PostgresSink(f"{server.conninfo} options='-c synchronous_commit=off'", "pooled")
+    sink.check(COLUMNS, [slot])
+    publish(sink, slot, 0, batch(a=1))
+    with psycopg.connect(server.conninfo) as connection:
+        assert connection.execute("select how from pooled").fetchall() == [("on",)]
 
 
 def test_ended_session_is_not_a_newer_publisher(server: PostgresServer, sink: PostgresSink, slot: Slot) -> None:

@@ -206,6 +206,34 @@ def test_job_that_went_on_after_it_was_set_back_is_rewound_far_enough() -> None:
         is_due(Marker("uid", 3, ref(2, 7), ((0, 4),)), SLOT, target)
 
 
+RECENT = (ref(3), ref(4), ref(5), ref(6), ref(7))
+
+
+@pytest.mark.parametrize("target", [Target(ref(5, 7), True, is_first=True), Target(ref(20), is_first=True)])
+def test_job_that_was_set_back_and_lost_the_published_checkpoint_is_known(target: Target) -> None:
+    """It went on while the sink was away, and was rewound, or kept few checkpoints: its manifest still names them."""
+    target = replace(target, marked_slots=4, published=3, recent=RECENT)
+    lost = Marker("uid", 3, CheckpointRef(6, 0, "lost"))
+    with pytest.raises(
+        ConflictError, match=r"checkpoint 6.0.lost, which job 'job' does not have.*checkpoint 3, or one"
+    ):
+        is_due(lost, SLOT, target)
+    assert is_due(Marker("uid", 3, ref(6)), SLOT, target)
+    # What the error says to do: all output up to there is published, whatever came after it.
+    assert is_due(lost, SLOT, Target(ref(3, 9), True, is_first=True, marked_slots=4, published=2, recent=RECENT))
+
+
+def test_marker_beyond_the_end_of_a_branch_is_an_error() -> None:
+    """No checkpoint came after the one that a rewind has set back from: the marker's was lost before."""
+    target = Target(ref(5, 7), True, is_first=True, published=3, recent=RECENT, given_up_from=ref(7))
+    lost = Marker("uid", 3, CheckpointRef(9, 0, "lost"))
+    with pytest.raises(ConflictError, match=r"checkpoint 9.0.lost, which job 'job' does not have"):
+        is_due(lost, SLOT, target)
+    assert is_due(Marker("uid", 3, ref(7)), SLOT, target)
+    assert is_due(lost, SLOT, replace(target, given_up_from=None))  # a rebuild: what it lost may be published
+    assert is_due(lost, SLOT, replace(target, checkpoint=ref(3, 7)))
+
+
 def test_marker_of_a_stored_checkpoint_is_the_jobs() -> None:
     """Not the uid of another branch's checkpoint counts; of those that are no longer stored nothing is known."""
     stored = (ref(1), ref(1, 7), ref(2, 7))

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Iterator
+from dataclasses import replace
 
 import pytest
 
 from backend_client.sinks.slot_publishing import Target
 from backend_client.spark.output import publisher as publisher_module
 from backend_client.spark.output.publisher import BacklogLimits, Publisher
-from dstl_service.wire import CheckpointRef
+from dstl_service.wire import SINK, CheckpointRef, OperatorInfo
 from storage.errors import FencedError, InvalidInputError, UnavailableError
 from tests.waiting import wait_until
 
@@ -112,6 +113,30 @@ def test_a_new_reason_is_reported_at_once(caplog: pytest.LogCaptureFixture, monk
     assert reported == ["the topic is full", "the topic is gone"]
 
 
+def test_a_publish_that_takes_long_is_reported(
+    caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A sink that hangs raises nothing: sink and checkpoint are named while it lasts, and no longer."""
+    monkeypatch.setattr(publisher_module, "_REPORTED_EVERY_S", 0.05)
+    goes_on = threading.Event()
+
+    def publish(_: Target) -> int:
+        assert goes_on.wait(30)
+        return 0
+
+    def reported() -> list[str]:
+        return [record.getMessage() for record in caplog.records if "under way" in record.getMessage()]
+
+    publisher = Publisher("sink 'x'", publish, BacklogLimits(), None)
+    publisher.submit(target(7), 1)
+    wait_until(lambda: len(reported()) >= 2)
+    assert reported()[0].startswith("output of checkpoint 7 has been under way to sink 'x' for 0 s")
+    goes_on.set()
+    assert publisher.drain(30)
+    publisher.close()
+    wait_until(lambda: "dstl-publisher-watch" not in [thread.name for thread in threading.enumerate()])
+
+
 def test_late_publish_knows_a_checkpoint_that_is_stored(system: System, publisher: Publisher) -> None:
     """What waits long may be subsumed meanwhile; each try reads the log of the newest checkpoint, if it must."""
     publisher.submit(target(0), 10)
@@ -121,6 +146,21 @@ def test_late_publish_knows_a_checkpoint_that_is_stored(system: System, publishe
     system.is_up.set()
     wait_until(lambda: publisher.backlog == (0, 0))
     assert (system.published, system.newest, system.known) == ([0, 1, 2], [2, 2, 2], [None, 0, 1])
+
+
+def test_next_checkpoint_names_what_may_be_unpublished(system: System) -> None:
+    """The newest published checkpoint, and all after it; after a restart those of before, too."""
+    refs = [target(number).checkpoint for number in range(5)]
+    info = OperatorInfo("x", 2, "S", {}, kind=SINK)
+    known = replace(info, published=1, recent=refs[:3])
+    made = Publisher("sink 'x'", system, BacklogLimits(2, 100, patience_s=0.2), known)
+    made.submit(target(3), 10)
+    assert made.described(info) == replace(info, published=1, recent=refs[1:4])
+    made.submit(target(4), 10)
+    system.is_up.set()
+    wait_until(lambda: made.backlog == (0, 0))
+    assert made.described(info) == replace(info, published=4, recent=refs[4:])
+    made.close()
 
 
 def test_batch_may_wait_until_all_is_published(system: System, publisher: Publisher) -> None:

@@ -48,6 +48,16 @@ def test_what_a_start_publishes(stored: OperatorInfo | None, slots: int, target:
     assert first_target(latest(), stored, slots) == (target, must_end)
 
 
+def test_start_knows_the_recent_checkpoints_of_a_sink() -> None:
+    """Not those of one that comes back, and the end of a branch only where a rewind and no rebuild has told it."""
+    recent = (CheckpointRef(8, 0, "m8"), CheckpointRef(11, 0, "m11"))
+    stored = replace(sink(published=8), recent=list(recent))
+    for end, known in ((recent[-1], recent[-1]), (REF, None)):
+        target, _ = first_target(latest(end), stored, 2)
+        assert (target.recent, target.given_up_from) == (recent, known)
+    assert first_target(latest(recent[-1]), replace(stored, kind=CLOSED_SINK), 2)[0].recent == ()
+
+
 def test_start_knows_the_checkpoints_of_its_job() -> None:
     """A slot may have published one that the job lost, and whose id has come again since."""
     older = replace(latest(), ref=CheckpointRef(8, 0, "m8"), operators=[replace(sink(), parallelism=5)])

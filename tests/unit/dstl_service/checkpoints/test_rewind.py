@@ -160,6 +160,23 @@ def test_sink_has_the_slots_of_before_and_after(store: MemoryStore) -> None:
     assert {item.name: item.parallelism for item in newest.operators} == {"few": 4, "many": 3, "table": 2}
 
 
+def test_sink_knows_the_checkpoints_that_are_given_up(store: MemoryStore) -> None:
+    """It may have published them; a marker of another one under such an id is of a storage that was set back."""
+    driver, refs = QueryDriver(store, 1), list[CheckpointRef]()
+    for checkpoint_id in range(4):
+        recent = [ref for ref in refs if ref.id >= checkpoint_id - 2]
+        sink = OperatorInfo("output", 2, "", {}, kind=SINK, recent=recent)
+        driver.latest, _ = driver.jobs.create(replace(driver.request(), operators=(sink,)))
+        refs.append(driver.latest.ref)
+
+    set_back(store, checkpoint_id=2)
+
+    newest = opened(store, 80).newest()
+    assert newest is not None
+    assert [item.recent for item in newest.operators] == [refs[1:]]
+    assert newest.rewound_from == refs[3]
+
+
 def test_older_driver_is_fenced(store: MemoryStore) -> None:
     """I4: the previous driver completes nothing more, and its repeated requests bring nothing back."""
     driver = driver_of(store, 2)

@@ -191,8 +191,10 @@ def test_operators_without_modes_are_written_as_before() -> None:
     before = OperatorInfo("op", 1, "{}", {})
     since = replace(before, time_mode="EventTime", output_mode="Append", kind="columns")
     renamed = replace(before, called="other", renamed_from="former")
+    sink = replace(before, kind="sink", recent=[CheckpointRef(7, 3_000_000, "b"), CheckpointRef(8, 3_000_001, "c")])
 
-    documents = operators_to_json([before, since, renamed])
+    documents = operators_to_json([before, since, renamed, sink])
 
     assert documents[0].keys() == {"name", "parallelism", "key_schema", "states"}
-    assert operators_from_json(documents) == (before, since, renamed)
+    assert documents[3]["recent"] == ["7.3000000.b", "8.3000001.c"]
+    assert operators_from_json(documents) == (before, since, renamed, sink)

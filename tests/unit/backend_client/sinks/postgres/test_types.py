@@ -65,6 +65,27 @@ def test_decimals_are_not_rounded() -> None:
     assert str(money) == "numeric with 2 digits after the point"
 
 
+def test_times_are_not_rounded() -> None:
+    """A time of fewer digits would be rounded in silence, and two rows with keys that differ become one."""
+    for given, kind in (
+        (pa.timestamp("us", "UTC"), "timestamptz"),
+        (pa.timestamp("us"), "timestamp"),
+        (pa.duration("us"), "interval"),
+        (pa.time64("us"), "time"),
+    ):
+        assert fits(given, ColumnType(kind, "D"))
+        assert fits(given, ColumnType(kind, "D", scale=6))
+        assert not fits(given, ColumnType(kind, "D", scale=3))
+    assert fits(pa.timestamp("ms"), ColumnType("timestamp", "D", scale=3))
+    assert not fits(pa.int64(), ColumnType("numeric", "N", scale=-2))
+    assert fits(pa.float64(), ColumnType("numeric", "N", scale=0))
+
+
+def test_text_is_not_cut_off() -> None:
+    """Two types of PostgreSQL's own tables take longer text, and keep its beginning."""
+    assert not any(fits(pa.string(), ColumnType(name, "S")) for name in ("name", "char"))
+
+
 def test_lists_fit_arrays_of_their_elements() -> None:
     """Only of the right elements; the message names the type to create."""
     array = ColumnType("_int8", "A", ColumnType("int8", "N"))

@@ -1,0 +1,118 @@
+"""
+Columns of which a table has no statistics, because readers would miss rows by them. No I/O.
+
+Readers skip files by the least and the greatest value of a column. The library writes both as JSON: decimals are
+rounded, infinities become null, with which no comparison holds, and NaN is left out, which Spark takes for the greatest
+number. A file alone cannot go without: to some readers missing values are null, too. So the table's properties say it,
+and the files of such a table have no statistics of floats either.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.compute as pc
+from deltalake import ColumnProperties, DeltaTable
+
+from storage.errors import InvalidInputError, UnavailableError
+
+_STATISTICS = "delta.dataSkippingStatsColumns"
+_STATISTICS_NUMBER = "delta.dataSkippingNumIndexedCols"
+_EXACT_DIGITS = 15
+_OFF, _ON = (ColumnProperties(statistics_enabled=how) for how in ("NONE", "PAGE"))
+_PLAIN = re.compile("[A-Za-z_][A-Za-z0-9_]*")
+
+
+def statistics_of(columns: Iterable[pa.Field], partitions: Sequence[str]) -> dict[str, str]:
+    """Return the properties by which a table has no inexact statistics; none if it needs none."""
+    columns = [column for column in columns if column.name not in partitions]
+    inexact = {column.name for column in columns if _is_rounded(column.type) or _has_floats(column.type)}
+    if not inexact:
+        return {}
+    if _has_floats_in_structs(columns):
+        inexact |= {column.name for column in columns if pa.types.is_struct(column.type)}
+    exact = [column.name for column in columns if column.name not in inexact and _PLAIN.fullmatch(column.name)]
+    return {_STATISTICS: ",".join(exact)} if exact else {_STATISTICS_NUMBER: "0"}
+
+
+def check_statistics(table: DeltaTable, path: str, columns: Sequence[pa.Field], partitions: Sequence[str]) -> None:
+    """Raise `InvalidInputError` if readers would miss rows by statistics of decimals with many digits."""
+    wrong = [column.name for column in columns if _is_rounded(column.type) and column.name not in partitions]
+    if wrong := _with_statistics(wrong, table.metadata().configuration):
+        raise InvalidInputError(
+            f"column {', '.join(wrong)} of table {path} has more than {_EXACT_DIGITS} digits: statistics of it are "
+            f"written as floats, and readers that filter by it would miss rows. {_advice(columns, partitions)}"
+        )
+
+
+def check_values(table: DeltaTable, path: str, batch: pa.RecordBatch) -> None:
+    """
+    Check that readers find the values of a batch by a table's statistics.
+
+    Raises:
+        UnavailableError: A column with statistics has NaN or an infinity; says how it gets none.
+    """
+    metadata = table.metadata()
+    partitions = metadata.partition_columns
+    names = [name for name, column in zip(batch.schema.names, batch.columns, strict=True) if _is_beyond(column)]
+    if names := _with_statistics([name for name in names if name not in partitions], metadata.configuration):
+        raise UnavailableError(
+            f"column {', '.join(names)} of table {path} has statistics, and now NaN or an infinity: readers that "
+            f"filter by it would miss rows. {_advice(pa.schema(table.schema().to_arrow()), partitions)}"
+        )
+
+
+def without_floats(table: DeltaTable, columns: pa.Schema) -> dict[str, Any]:
+    """Return the writer's options by which a file has no statistics of the floats of which its table has none."""
+    properties = table.metadata().configuration
+    floats = [column.name for column in columns if _has_floats(column.type)]
+    nested = [column.name for column in columns if pa.types.is_struct(column.type)]
+    off = {name: _OFF for name in floats if not _with_statistics([name], properties)}
+    if not _has_floats_in_structs(columns):
+        return {"column_properties": off} if off else {}
+    if _with_statistics(nested, properties):
+        return {}
+    # The library cannot name columns within structs.
+    on = {name: _ON for name in columns.names if name not in (*off, *nested)}
+    return {"default_column_properties": _OFF, "column_properties": on}
+
+
+def _advice(columns: Iterable[pa.Field], partitions: Sequence[str]) -> str:
+    wanted = statistics_of(columns, partitions)
+    return f"Leave it out of them: DeltaTable(…).alter.set_table_properties({wanted})"
+
+
+def _with_statistics(names: Sequence[str], properties: Mapping[str, str | None]) -> list[str]:
+    """Return the columns of which a table with these properties has statistics."""
+    if properties.get(_STATISTICS_NUMBER) == "0":
+        return []
+    if _STATISTICS not in properties:
+        return list(names)
+    listed = [name.strip(" `").partition(".")[0] for name in (properties[_STATISTICS] or "").split(",")]
+    return [name for name in names if name in listed]
+
+
+def _is_rounded(given: pa.DataType) -> bool:
+    if pa.types.is_struct(given):
+        return any(_is_rounded(column.type) for column in given)
+    return bool(pa.types.is_decimal(given) and given.precision > _EXACT_DIGITS)
+
+
+def _has_floats(given: pa.DataType) -> bool:
+    if pa.types.is_struct(given):
+        return any(_has_floats(column.type) for column in given)
+    return bool(pa.types.is_floating(given))
+
+
+def _has_floats_in_structs(columns: Iterable[pa.Field]) -> bool:
+    return any(pa.types.is_struct(column.type) and _has_floats(column.type) for column in columns)
+
+
+def _is_beyond(array: pa.Array) -> bool:
+    """Return whether an array, or one within its structs, has NaN or an infinity."""
+    if pa.types.is_struct(array.type):
+        return any(map(_is_beyond, array.flatten()))
+    return pa.types.is_floating(array.type) and pc.all(pc.is_finite(array)).as_py() is False

@@ -1,0 +1,109 @@
+"""Writes the Parquet files of a sink on this host, before it publishes them."""
+
+from __future__ import annotations
+
+import tempfile
+from collections.abc import Iterable, Iterator
+from contextlib import ExitStack, suppress
+from itertools import groupby
+from typing import IO, NamedTuple
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from backend_client.sinks.temporary_files import room_for_records
+from storage.errors import UnavailableError
+
+MARKER = b"dstl.marker"
+"""The field of a file's metadata that has the marker."""
+_ROW_GROUP_BYTES = 64 << 20
+
+
+class Written(NamedTuple):
+    """A file, and how many rows it has."""
+
+    file: IO[bytes]
+    rows: int
+
+
+def written_records(
+    records: Iterable[pa.RecordBatch], marker: str, compression: str, files: ExitStack
+) -> Written | None:
+    """
+    Write records into a temporary file, one row group in memory at a time; return None if there are none.
+
+    Records from before a change of the query may have other columns: then the file has the columns of all.
+    """
+    parts, rows = [], 0
+    filled = (batch for batch in records if batch.num_rows)
+    for schema, batches in groupby(filled, lambda batch: batch.schema):
+        file = temporary(files)
+        rows += write(file, batches, schema, marker, compression)
+        parts.append(file)
+    if len(parts) <= 1:
+        return Written(parts[0], rows) if parts else None
+    sources = [pq.ParquetFile(part) for part in parts]
+    merged = temporary(files)
+    try:
+        schema = pa.unify_schemas([source.schema_arrow for source in sources], promote_options="permissive")
+        write(merged, (batch for source in sources for batch in source.iter_batches()), schema, marker, compression)
+    except pa.ArrowException as error:
+        raise UnavailableError(
+            f"unpublished output of before and after a change of the query does not fit into one file: {error}; "
+            "start and stop the former query once, or give the output up"
+        ) from error
+    return Written(merged, rows)
+
+
+def write(file: IO[bytes], batches: Iterable[pa.RecordBatch], schema: pa.Schema, marker: str, compression: str) -> int:
+    """Write a Parquet file; return its number of rows."""
+    schema = schema.with_metadata({**(schema.metadata or {}), MARKER: marker.encode()})
+    rows = 0
+    exact = [path for column in schema for path in _with_statistics(column.name, column.type)]
+    writer = pq.ParquetWriter(file, schema, compression=compression, write_statistics=exact)
+    try:
+        for group in _groups(batches):
+            tables = [schema.empty_table(), *(pa.Table.from_batches([batch]) for batch in group)]
+            table = pa.concat_tables(tables, promote_options="permissive").cast(schema)
+            with room_for_records():
+                writer.write_table(table, row_group_size=table.num_rows)
+            rows += table.num_rows
+        with room_for_records():
+            writer.close()
+            file.flush()
+    except BaseException:
+        with suppress(OSError, pa.ArrowException):
+            writer.close()
+        raise
+    return rows
+
+
+def _with_statistics(name: str, given: pa.DataType) -> Iterator[str]:
+    """
+    Yield the columns of a file that get statistics: of a column all but floats.
+
+    The library leaves NaN out of the greatest value. Spark takes NaN for the greatest number, and would miss its rows.
+    """
+    if pa.types.is_struct(given):
+        for field in given:
+            yield from _with_statistics(f"{name}.{field.name}", field.type)
+    elif not pa.types.is_floating(given):
+        yield name
+
+
+def temporary(files: ExitStack) -> IO[bytes]:
+    """Return a file that is gone when the stack is closed."""
+    return files.enter_context(tempfile.TemporaryFile())
+
+
+def _groups(batches: Iterable[pa.RecordBatch]) -> Iterator[list[pa.RecordBatch]]:
+    group: list[pa.RecordBatch] = []
+    size = 0
+    for batch in batches:
+        group.append(batch)
+        size += batch.nbytes
+        if size >= _ROW_GROUP_BYTES:
+            yield group
+            group, size = [], 0
+    if group:
+        yield group

@@ -1,5 +1,5 @@
 """
-Starts a host's sidecar: one per host, user and storage, by the first process that needs it.
+Starts a host's sidecar: one per host, user, storage and configuration file, by the first process that needs it.
 
 The holder of a lock file starts it; others wait until it answers. The process outlives its starter, because it has its
 own session, and exits after a time without requests. Its log and its process id are files beside its socket.
@@ -227,7 +227,9 @@ class AutoStartedSidecar:
             raise UnavailableError(f"local_dir {self.folder} cannot be created: {error.strerror}") from error
 
     def _path(self, suffix: str) -> Path:
-        name = hashlib.blake2b(self.storage.encode(), digest_size=6).hexdigest()
+        # With another configuration, the same URL may be that of another server.
+        place = f"{self.storage} {self.config_file}" if self.config_file else self.storage
+        name = hashlib.blake2b(place.encode(), digest_size=6).hexdigest()
         return Path(self.folder) / f"service-{name}.{suffix}"
 
 

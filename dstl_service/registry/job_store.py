@@ -93,15 +93,17 @@ class JobStore(ForkedJob):
         """
         lives = Lives(self._store, self._job)
         while True:
-            life, record = lives.current(), JobRecord(self._ids.unique_id(), max_parallelism, origin)
+            life = lives.current()
             key = record_key(self._job, life)
             try:
-                self._store.put(key, encode_job(*record), if_absent=True)
-                self._check_last(lives, life)
-            except ConflictError:
+                record = decode_job(self._store.get(key), key)
+            except NotFoundError:
+                lives.check_not_lost(life)
+                record = JobRecord(self._ids.unique_id(), max_parallelism, origin)
                 try:
-                    record = decode_job(self._store.get(key), key)
-                except NotFoundError:  # deleted since, so the life has ended
+                    self._store.put(key, encode_job(*record), if_absent=True)
+                    self._check_last(lives, life)
+                except ConflictError:  # created since
                     continue
             if not lives.has_ended(life):
                 return life, record

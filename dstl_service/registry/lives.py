@@ -113,6 +113,28 @@ class Lives:
         with suppress(ConflictError):
             self._store.put(self._key(life), b"ended", if_absent=True)
 
+    def check_not_lost(self, life: int) -> None:
+        """
+        Check, where a life has no ``job.json``, that it never had one; mostly one request.
+
+        A job that began beside the rest of another one would have another uid: nobody could read that rest, or rebuild
+        it, and its objects would be garbage.
+
+        Raises:
+            CorruptDataError: There was a job, whose ``job.json`` is lost.
+        """
+        folder, key = life_folder(self._job, life), record_key(self._job, life)
+        later = f"{self._job}/lives/"  # below the folder of the first life; `check_last` looks there
+        found = (info.key for info in self._store.list(f"{folder}/") if life or not info.key.startswith(later))
+        rest = next((one for one in found if "/" in one.removeprefix(f"{folder}/")), None)  # else a probe's
+        if rest is None or is_readable(self._store, key) or self.has_ended(life):
+            return
+        raise CorruptDataError(
+            f"{key} is lost, for {rest} exists: stop all services of job {self._job!r}, then bring it back with `dstl "
+            "fsck --rebuild`, or delete the rest for good with `dstl delete --now --write`",
+            object_key=key,
+        )
+
     def check_last(self, life: int) -> None:
         """
         Check that nothing of a later life is stored, or that this one has ended; mostly one request.

@@ -130,9 +130,16 @@ def _first_generation(one: CheckpointCandidate, before: CheckpointRef | None) ->
 
 
 def _free_generation(registry: Registry, checkpoint_id: int, wanted: int) -> int:
-    """Return the `wanted` generation if it is free and after every sound checkpoint of the id; else a free one."""
+    """
+    Return the `wanted` generation, or the next one that is free and after all fences of its branch.
+
+    A checkpoint in front of a fence would leave the next id open to older drivers (I4). If a sound checkpoint of the id
+    comes later, the result is after everything there.
+    """
     taken = {generation for there, generation in registry.manifests if there == checkpoint_id}
     floor = max((manifest.generation for manifest in registry.checkpoints if manifest.id == checkpoint_id), default=-1)
-    if wanted > floor and wanted not in taken:
-        return wanted
-    return max(taken) + 1
+    if wanted <= floor:
+        return max(taken) + 1
+    branch = Place.of(checkpoint_id, wanted).branch
+    there = (generation for generation in taken if Place.of(checkpoint_id, generation).branch == branch)
+    return max(wanted, max(there, default=-1) + 1)

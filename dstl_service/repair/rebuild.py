@@ -95,7 +95,8 @@ def rebuild_registry(
         job: Its name.
         clock: For the new epoch's record.
         ids: Likewise.
-        up_to: Choose no newer checkpoint: excludes one that was never completed.
+        up_to: Choose no newer checkpoint: excludes one that was never completed. The one of this id was, whether or not
+            anything here proves that.
         write: Write the registry; if false, only report.
 
     Raises:
@@ -121,7 +122,9 @@ def rebuild_registry(
     )
     report = RebuildReport(
         job,
-        registry_problems=registry.problems() + _lost_manifests(not_fenced(candidates, registry)),
+        registry_problems=registry.problems()
+        + _lost_epoch(candidates, registry)
+        + _lost_manifests(not_fenced(candidates, registry)),
         object_problems=survey.problems,
         objects=len(survey.objects),
         notes=len(survey.records),
@@ -137,6 +140,8 @@ def rebuild_registry(
         raise CorruptDataError(f"no checkpoint of job {job!r} can be restored: {'; '.join(_causes(report))}", job=job)
     manifests = manifests_of(plan, registry, life, survey.stored)
     newest = plan.path[0]
+    if newest.id == up_to and not plan.is_proven:
+        report.registry_problems.append(f"the manifest of checkpoint {up_to} is missing, if that was completed")
     # Nothing records a checkpoint whose only object and manifest are lost, so any loss counts.
     is_lossy = report.lost or report.registry_problems
     report.sinks = [info.name for info in newest.operators if info.is_sink and is_lossy]
@@ -175,7 +180,8 @@ def describe_rebuild(report: RebuildReport) -> list[str]:
         number = report.checkpoint.partition(".")[0]
         lines.append(
             f"Nothing proves that checkpoint {number} was completed. If commits/{number} is missing in the Spark "
-            f"checkpoint of query {report.query_id or 'unknown'}, exclude it with --up-to {int(number) - 1}"
+            f"checkpoint of query {report.query_id or 'unknown'}, exclude it with --up-to {int(number) - 1}; if it "
+            f"exists, say so with --up-to {number}"
         )
     if report.branch:
         lines.append(
@@ -300,6 +306,14 @@ def _newest_manifest(current: Sequence[CheckpointCandidate]) -> Manifest | None:
     """Return the newest manifest of those that no higher epoch fenced, for instance by a rewind."""
     manifests = [one.manifest for one in current if one.manifest is not None]
     return max(manifests, key=lambda one: Place.of(one.id, one.generation), default=None)
+
+
+def _lost_epoch(candidates: Sequence[CheckpointCandidate], registry: Registry) -> list[str]:
+    """Return a problem if a note is of an epoch of which nothing else tells: no driver stores one before its record."""
+    noted = max((one.epoch for one in candidates), default=0)
+    if noted <= max(registry.epoch_max, first_epoch(registry.life) - 1):  # of which a fork's first note is
+        return []
+    return [f"{epoch_key(registry.folder, noted)} is missing: a note is of this epoch"]
 
 
 def _lost_manifests(current: Sequence[CheckpointCandidate]) -> list[str]:

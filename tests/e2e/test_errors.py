@@ -184,6 +184,26 @@ def test_spark_checkpoint_set_back(make_backend: Backends, stream: DataFrame, tm
         run_to_end(totals(make_backend(), stream).writeStream, tmp_path / "chk", Collected())
 
 
+def test_lost_newest_checkpoint_is_not_fenced_but_found_again(
+    make_backend: Backends, stream: DataFrame, tmp_path: Path
+) -> None:
+    """I10: if Spark has committed more than the state has, no start fences the lost checkpoint; its note has it."""
+    location, collected = tmp_path / "chk", Collected()
+    run_to_end(totals(make_backend(), stream).writeStream, location, collected)
+    storage = make_backend().settings.storage
+    newest = max(Path(storage.removeprefix("file://")).glob("job/checkpoints/*.json"))
+    newest.unlink()
+
+    with pytest.raises(ConflictError, match=r"committed batch 1 .* ends with checkpoint 0.* --up-to 1 --write job"):
+        run_to_end(totals(make_backend(), stream).writeStream, location, Collected())
+    assert main(["fsck", "--storage", storage, "--rebuild", "--up-to", "1", "--write", "job"]) == 0
+    assert newest.exists()
+    write_input(tmp_path / "in", FILES)
+    run_to_end(totals(make_backend(), stream).writeStream, location, collected)
+
+    assert collected.batches == expected_output(FILES)
+
+
 def test_changed_key_columns_are_refused(
     spark: SparkSession, make_backend: Backends, stream: DataFrame, tmp_path: Path
 ) -> None:

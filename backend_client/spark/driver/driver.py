@@ -46,7 +46,7 @@ from backend_client.spark.scaling.autoscaler import Autoscaler
 from backend_client.spark.scaling.rescaling import Rescaling
 from backend_client.spark.shipping import Shipments
 from backend_client.spark.standby.standby import Standby
-from backend_client.spark.start.checks import StartOperators, check_names, check_start, is_done
+from backend_client.spark.start.checks import StartOperators, check_commits, check_names, check_start, is_done
 from backend_client.spark.start.fork_start import find_or_fork, follow
 from backend_client.spark.start.rewriting import check_rewriting, rewrite_tables
 from backend_client.spark.start.spark_checkpoint import CheckpointLog
@@ -120,9 +120,11 @@ class BatchRunner:
         try:
             check_shippable(query, shipments)
             warn_of_failover(query.spark, settings.failover)
+            committed = log.committed()
             known = find_or_fork(client, settings)
             if known is not None:  # a refused start must leave the running query alone
                 check_start(query, log, known.latest, known.max_parallelism)
+                check_commits(log, committed, known.latest, settings)
                 check_rewriting(known.latest)
             output.check(settings, known, shipments)
             session = JobSession.open(client, settings)

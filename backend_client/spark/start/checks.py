@@ -119,6 +119,37 @@ def _check_checkpoint(query: Query, log: CheckpointLog, latest: CheckpointInfo |
         check_plan(log, latest, settings)
 
 
+def check_commits(
+    log: CheckpointLog, committed: int | None, latest: CheckpointInfo | None, settings: BackendSettings
+) -> None:
+    """
+    Check that the state has all batches that Spark has committed: each was in a checkpoint before.
+
+    A takeover fences what follows the newest checkpoint, so it must not happen while a lost one can still be found.
+
+    Args:
+        log: The Spark checkpoint.
+        committed: The last batch that it had committed before the newest checkpoint was read: a query may be running.
+        latest: The job's newest checkpoint.
+        settings: The job's settings.
+
+    Raises:
+        ConflictError: Checkpoints are lost.
+    """
+    newest = -1 if latest is None else latest.ref.id
+    if committed is None or committed <= newest:
+        return
+    if latest is not None and latest.rewound_from is not None and not log.begins_at(latest.ref.uid):
+        return  # the start sets it back
+    repair = f"dstl fsck --storage {settings.storage} --rebuild --up-to {committed} --write {settings.job}"
+    raise ConflictError(
+        f"Spark has committed batch {committed} in {log.location}, but the state of job {settings.job!r} "
+        + ("has no checkpoint" if latest is None else f"ends with checkpoint {newest}")
+        + ": newer ones are lost, or the storage is an older copy. Bring its newest copy back; if only manifests are "
+        f"lost, stop the job's services and run {repair}{_or_rewind(settings, newest - 1)}"
+    )
+
+
 def is_done(log: CheckpointLog, latest: CheckpointInfo | None, batch_id: int, settings: BackendSettings) -> bool:
     """
     Return whether the newest checkpoint already contains Spark's batch.

@@ -55,6 +55,10 @@ class CheckpointLog:
         """Return the number of the last batch that Spark planned, or None if there is none."""
         return max(self._numbers("offsets"), default=None)
 
+    def committed(self) -> int | None:
+        """Return the number of the last batch that Spark has committed, or None if there is none."""
+        return max(self._numbers("commits"), default=None)
+
     def remove_unfinished_start(self) -> None:
         """
         Remove what a driver that died in its first write left of it, so that the query can start.

@@ -348,6 +348,13 @@ def test_storages_have_processes_of_their_own() -> None:
     assert one.address == f"unix://{one.socket_path}"
 
 
+def test_configurations_have_processes_of_their_own() -> None:
+    """One bucket's name may be on two servers: a job's state never goes to that of another job's configuration."""
+    paths = {AutoStartedSidecar("s3://bucket", "/l", 60, file).socket_path for file in (None, "/one.toml", "/two.toml")}
+
+    assert len(paths) == 3
+
+
 def test_log_of_a_long_life_stays_small(service: AutoStartedSidecar, monkeypatch: pytest.MonkeyPatch) -> None:
     """However long a sidecar runs, its log is a few files of bounded size, and errors go to the newest."""
     bytes_max = 4096

@@ -6,6 +6,7 @@ import json
 
 import pytest
 
+from dstl_service.formats.keys import encode_job
 from dstl_service.formats.manifest import Manifest, ManifestKind
 from dstl_service.registry.job_store import JobStore
 from dstl_service.wire import CheckpointRef
@@ -394,12 +395,26 @@ class TestRead:
         with pytest.raises(CorruptDataError, match="000001"):
             opened(store, host=2).resolve(created.ref)
 
+    @pytest.mark.parametrize("left", ["job/checkpoints/", "job/epochs/", "job/hints/", "job/segments/"])
+    def test_no_job_begins_beside_the_rest_of_another(self, left: str) -> None:
+        """I10: whatever is left of a job without its ``job.json``, no start makes another one, which ends the rest."""
+        store = MemoryStore()
+        jobs = opened(store)
+        completed(jobs, jobs.claim("owner")[0], 0)
+        store.put("job/segments/host/1.seg", b"a segment")
+        store.delete([info.key for info in store.list("job/") if not info.key.startswith(left)])
+        assert list(store.list(left))
+
+        with pytest.raises(CorruptDataError, match=rf"job/job\.json is lost, for {left}.* exists.*fsck --rebuild"):
+            opened(store, host=2)
+        assert not any(info.key == "job/job.json" for info in store.list("job/"))
+
     def test_manifest_of_other_life_is_refused(self) -> None:
-        """A manifest that is left over from a deleted job of the same name does not count as one of this job."""
+        """A manifest beside which another job's ``job.json`` was put does not count as one of this job."""
         store = MemoryStore()
         jobs = opened(store)
         created = completed(jobs, jobs.claim("owner")[0], 0)
-        store.delete(["job/job.json"])
+        store.put("job/job.json", encode_job("f" * 32, 128))
 
         with pytest.raises(CorruptDataError, match="of a job of uid"):
             opened(store, host=2).resolve(created.ref)

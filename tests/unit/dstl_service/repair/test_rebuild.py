@@ -17,6 +17,7 @@ from dstl_service.collection.job_deletion import delete_job
 from dstl_service.collection.retention import retained_manifests
 from dstl_service.formats.checkpoint_record import NotedSet
 from dstl_service.formats.checksummed_json import seal
+from dstl_service.formats.keys import manifest_key
 from dstl_service.formats.manifest import ManifestKind, StateView
 from dstl_service.formats.materialization_index import MaterializationIndex
 from dstl_service.registry.hints import write_hint
@@ -329,6 +330,67 @@ def test_rebuild_that_died_anywhere_forgets_no_checkpoint(
         assert newest.uid == story.refs[-1]["uid"], f"died at {operation} {written}"
         assert again.restored(newest.ref.to_text()) == story.contents[-1]
         assert check_job(again.store, "job").problems == []
+
+
+def test_only_checkpoint_without_epochs_and_manifests_is_no_sound_registry() -> None:
+    """I10: epochs and manifests are lost, and the only checkpoint's note is of a lost epoch: it is found again."""
+    story = Story(MemoryStore())
+    with service(story.store) as life:
+        life.open()
+        story.checkpoint(life, 0, parallelism=2)
+    story.lose("epochs/", "checkpoints/")
+
+    report = story.rebuild()
+
+    assert report.registry_problems == ["job/epochs/00000000000000000001.json is missing: a note is of this epoch"]
+    assert not report.is_proven
+    assert story.restored(report.checkpoint) == story.contents[0]
+    assert report.epoch > 1
+    assert check_job(story.store, "job").problems == []
+
+
+def test_newest_checkpoint_without_its_manifest_comes_back_if_it_is_named() -> None:
+    """I10: only Spark's commit tells that it was completed, so a rebuild takes the user's word, and no other."""
+    story = Story(MemoryStore())
+    with service(story.store) as life:
+        life.open()
+        for checkpoint_id in range(3):
+            story.checkpoint(life, checkpoint_id, parallelism=2)
+    story.store.delete([story.keys("checkpoints/")[-1]])
+    for up_to in (None, 1, 3):
+        with pytest.raises(InvalidInputError, match="sound"):
+            story.rebuild(up_to=up_to)
+    dry = rebuild_registry(story.store, "job", SystemClock(), SystemIds())
+    assert "if it exists, say so with --up-to 2" in "\n".join(describe_rebuild(dry))
+
+    report = story.rebuild(up_to=2)
+
+    assert story.restored(report.checkpoint) == story.contents[2]
+    assert check_job(story.store, "job").problems == []
+
+
+def test_checkpoint_is_rebuilt_behind_the_fences_of_its_id() -> None:
+    """I4: in front of a fence that is left, it would leave the next id to drivers from before a takeover."""
+    story = Story(MemoryStore())
+    with service(story.store) as life:
+        life.open()
+        story.checkpoint(life, 0, parallelism=2)
+        for _ in range(3):
+            life.open()
+        story.checkpoint(life, 1, parallelism=2)
+    *_, first_fence, second_fence, _, newest = story.keys("checkpoints/")
+    story.store.delete([first_fence, newest])
+    story.lose("epochs/")
+
+    report = story.rebuild()
+
+    assert story.restored(report.checkpoint) == story.contents[1]
+    assert manifest_key("job", 1, CheckpointRef.parse(report.checkpoint).generation) > second_fence
+    with service(story.store) as older, service(story.store) as newer:
+        story.refs[1] = older.open()["latest"]["ref"]
+        newer.open()
+        refused = older.complete_raw(2, story.refs[1], older.append(checkpoint_id=2))
+        assert (refused.status_code, refused.json()["kind"]) == (409, "fenced")
 
 
 def test_newest_can_be_left_out(story: Story) -> None:

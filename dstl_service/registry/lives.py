@@ -121,7 +121,7 @@ class Lives:
         it, and its objects would be garbage.
 
         Raises:
-            CorruptDataError: There was a job, whose ``job.json`` is lost.
+            CorruptDataError: There was a job, whose ``job.json`` is lost; or see `check_last`.
         """
         folder, key = life_folder(self._job, life), record_key(self._job, life)
         later = f"{self._job}/lives/"  # below the folder of the first life; `check_last` looks there
@@ -129,6 +129,7 @@ class Lives:
         rest = next((one for one in found if "/" in one.removeprefix(f"{folder}/")), None)  # else a probe's
         if rest is None or is_readable(self._store, key) or self.has_ended(life):
             return
+        self.check_last(life)  # the rest may be a later life's
         raise CorruptDataError(
             f"{key} is lost, for {rest} exists: stop all services of job {self._job!r}, then bring it back with `dstl "
             "fsck --rebuild`, or delete the rest for good with `dstl delete --now --write`",

@@ -17,7 +17,7 @@ from dstl_service.collection.job_deletion import delete_job
 from dstl_service.collection.retention import retained_manifests
 from dstl_service.formats.checkpoint_record import NotedSet
 from dstl_service.formats.checksummed_json import seal
-from dstl_service.formats.keys import manifest_key
+from dstl_service.formats.keys import encode_job, manifest_key
 from dstl_service.formats.manifest import ManifestKind, StateView
 from dstl_service.formats.materialization_index import MaterializationIndex
 from dstl_service.registry.hints import write_hint
@@ -591,8 +591,9 @@ def test_newer_format_is_left_alone(story: Story, name: str) -> None:
 
 
 def test_other_life_of_job_is_ignored(story: Story) -> None:
-    """Objects of an earlier job of the same name are not mixed with those of the rebuilt job."""
+    """Objects of an earlier job of the same name, beside which another was put, are not mixed with its own."""
     story.lose("job.json", "epochs/", "checkpoints/")
+    story.store.put("job/job.json", encode_job("f" * 32, 128))
     later = Story(story.store)
     with service(story.store) as life:
         life.open()

@@ -17,7 +17,7 @@ from backend_client.spark.batch import Receipt
 from backend_client.spark.failover.failover import BatchFailover, BatchMustWaitError, Failover
 from backend_client.spark.failover.restoring import Restoring
 from backend_client.spark.query import Operator
-from dstl_service.wire import ChangeSetRef, CheckpointInfo, CheckpointRef, OperatorInfo, RowsSetAside
+from dstl_service.wire import REMOVED, ChangeSetRef, CheckpointInfo, CheckpointRef, OperatorInfo, RowsSetAside
 from tests.waiting import wait_until
 
 INFO = OperatorInfo("op", 2, "{}", {}, kind="rows")
@@ -229,3 +229,31 @@ def test_failed_restore_is_tried_again() -> None:
         restoring.request("op", 2, [1])
         restoring.wait()
         assert not restoring.is_running("op", 2, 1)
+
+
+def test_rows_of_a_renamed_operator_run() -> None:
+    """What waits for an operator's table is run by it under its new name, by the first batch, and is listed no more."""
+    before = Query()
+    before.batch()
+    before.batch(stalled(0, rows=7))
+    after = Query()
+    after.latest, after.info = before.latest, replace(INFO, called="new", renamed_from="op")
+    told = after.begin().for_tasks(after.info, can_stall=True)
+
+    assert {partition: sum(entry.rows for entry in entries) for partition, entries in told.waiting.items()} == {0: 7}
+    assert told.companion == "op.set-aside"
+    batch = after.batch()
+    assert ([info.name for info in batch.companions], after.waiting) == (["op.set-aside"], [])
+
+
+def test_rows_of_a_removed_operator_count_for_nobody() -> None:
+    """Lost rows that were given up with their operator are neither run nor listed, nor bound what others may lose."""
+    lost = [RowsSetAside(1, 0, 4, 50, 70, is_lost=True)]
+    gone = [OperatorInfo(name, 2, "", {}, kind=REMOVED, set_aside=lost) for name in ("gone", "gone.set-aside")]
+    query = Query(failover="bounded-loss", max_lost_fraction=0.01)
+    query.latest = CheckpointInfo(CheckpointRef(3, 0, "u"), None, 1, 0, "", "", [INFO, *gone], 0, 0)
+    assert query.begin().for_tasks(query.info, can_stall=True).waiting == {}
+    batch = query.batch()
+
+    assert batch.companions == []
+    assert (batch.rows_waiting, batch.rows_lost) == (0, 0)

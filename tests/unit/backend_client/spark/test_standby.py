@@ -139,3 +139,13 @@ def test_nobody_is_told_before_the_first_checkpoint() -> None:
     query.plan(INFOS)
 
     assert hosts.told == []
+
+
+def test_copies_of_a_renamed_operator_are_those_of_its_table() -> None:
+    """Hosts that have copies keep them: an operator's new name is in no folder and in no order."""
+    renamed = [replace(INFOS[0], called="new", renamed_from="op")]
+    before, after = standby(Hosts()).plan(INFOS), standby(Hosts()).plan(renamed)
+
+    assert before is not None
+    assert before == after
+    assert {table.operator for host in before.hosts for table in before.of_host(host)} == {"op"}

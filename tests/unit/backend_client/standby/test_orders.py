@@ -42,6 +42,15 @@ def test_order_and_status_are_read_as_written(tmp_path: Path) -> None:
     assert (tmp_path / ORDER).stat().st_mode & 0o077 == 0
 
 
+def test_order_of_a_job_whose_operators_changed(tmp_path: Path) -> None:
+    """A follower understands the settings of a start that renames and removes operators, and of a fork."""
+    changed = {"renamed": {"old": "new", "a": "b"}, "removed": ["gone"], "fork_of": "parent", "standby_replicas": 1}
+    order = Order(BackendSettings.of("file:///s", "job", changed), "uid", 3, BASE, TABLES)
+    write(tmp_path, ORDER, order)
+
+    assert read_order(tmp_path) == order
+
+
 @pytest.mark.parametrize(
     "text", ["", "[]", "{", "{}", '{"settings": {"new_option": 1}, "tables": []}', '{"tables": [["op", 5, 1]]}']
 )

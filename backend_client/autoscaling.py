@@ -20,6 +20,8 @@ from backend_client.settings import BackendSettings
 
 logger = logging.getLogger("backend_client")
 
+COLD_BATCHES = 5
+"""The first batches of a start compile, import and restore, and say nothing about the partitions."""
 BUSY_BATCHES = 3
 CALM_BATCHES, CALM_BATCHES_MAX = 30, 1000
 CALM_SHARE = 1 / 3
@@ -63,6 +65,7 @@ class Autoscaling:
     """A rule, and what the last batches were like."""
 
     rule: AutoscaleRule
+    _cold: int = COLD_BATCHES
     _busy_ms: list[float] = field(default_factory=list)
     _calm: int = 0
     _calm_wanted: int = CALM_BATCHES
@@ -84,7 +87,8 @@ class Autoscaling:
             current: The partitions of each operator.
             is_changing: Whether they changed with this batch, or are about to: it says nothing about the present ones.
         """
-        if is_changing:
+        if is_changing or self._cold:
+            self._cold = max(0, self._cold - 1)
             self._busy_ms.clear()
             self._calm = 0
             return {}

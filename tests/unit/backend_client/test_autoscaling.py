@@ -13,6 +13,7 @@ from backend_client.autoscaling import (
     BUSY_BATCHES,
     CALM_BATCHES,
     CALM_BATCHES_MAX,
+    COLD_BATCHES,
     AutoscaleRule,
     Autoscaling,
     backlog_of,
@@ -32,6 +33,7 @@ class Stream:
         self.history = [partitions]
         self.autoscaling = Autoscaling(rule)
         self.backlog = 0.0
+        self.run(COLD_BATCHES)
 
     def run(self, batches: int) -> list[int]:
         """Run batches, changing at once; return the partitions that it has had, from first to last."""
@@ -50,6 +52,15 @@ def test_busy_batches_double_the_partitions_until_they_are_fast_enough() -> None
     stream = Stream(lambda partitions: 8000 / partitions)
 
     assert stream.run(100) == [2, 4, 8]
+
+
+def test_first_batches_of_a_start_do_not_count() -> None:
+    """They take long whatever the partitions: every restart would double them."""
+    autoscaling = Autoscaling(RULE)
+    for _ in range(COLD_BATCHES):
+        assert autoscaling.after_batch(20_000.0, 0.0, {"one": 2}, is_changing=False) == {}
+    for _ in range(CALM_BATCHES - 1):
+        assert autoscaling.after_batch(500.0, 0.0, {"one": 2}, is_changing=False) == {}
 
 
 def test_one_slow_batch_changes_nothing() -> None:

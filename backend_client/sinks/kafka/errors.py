@@ -3,7 +3,9 @@
 
 from __future__ import annotations
 
-from confluent_kafka import KafkaError
+from typing import Protocol
+
+from confluent_kafka import KafkaError, KafkaException
 
 TIMEOUT_LIMIT = "transaction.max.timeout.ms"
 FENCED = frozenset({KafkaError._FENCED, KafkaError.PRODUCER_FENCED, KafkaError.INVALID_PRODUCER_EPOCH})
@@ -54,3 +56,31 @@ class ConnectionErrors:
     def cause_of(self, error: KafkaError) -> KafkaError:
         """Return the refusal if an error says only that there was no answer."""
         return self._refusal if self._refusal is not None and error.code() in _NO_ANSWER else error
+
+
+class Polled(Protocol):
+    """A client that tells events when it is asked for them."""
+
+    def poll(self, timeout: float, /) -> object:
+        """Tell what there is."""
+
+    def abort_transaction(self, timeout: float, /) -> object:
+        """Abort the transaction."""
+
+
+def fatal_cause(client: Polled, error: KafkaError) -> KafkaError:
+    """
+    Return why a client gave up for good, where an error says only that it has.
+
+    A call that comes after the client's own thread was refused has no reason in its error; the client's next event
+    has it, and so has the error of its transaction.
+    """
+    if error.code() == KafkaError._FATAL:
+        for ask in (client.poll, client.abort_transaction):
+            try:
+                ask(0)
+            except KafkaException as told:
+                if told.args[0].code() != KafkaError._FATAL:
+                    reason: KafkaError = told.args[0]
+                    return reason
+    return error

@@ -18,7 +18,7 @@ import pyarrow.compute as pc
 from confluent_kafka import KafkaError, KafkaException, Producer
 
 from backend_client.sinks.kafka.check import ClusterCheck
-from backend_client.sinks.kafka.errors import ADVICE, FENCED, PURGED, ConnectionErrors
+from backend_client.sinks.kafka.errors import ADVICE, FENCED, PURGED, ConnectionErrors, fatal_cause
 from backend_client.sinks.kafka.markers import ensure_topic, newest_marker
 from backend_client.sinks.kafka_options import connection_options, from_spark, producer_options
 from backend_client.sinks.protocol import Marker, Sink, Slot, SlotPublisher
@@ -179,7 +179,7 @@ class _KafkaPublisher(SlotPublisher):
             self._refused = error
 
     def _translated(self, error: KafkaException) -> Exception:
-        cause: KafkaError = error.args[0]
+        cause = fatal_cause(self._producer, error.args[0])
         if cause.code() in FENCED:
             return FencedError(
                 f"slot {self._slot.number} of sink {self._slot.sink!r} was opened by another publisher, or its "

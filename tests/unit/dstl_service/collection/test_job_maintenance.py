@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 from collections.abc import Iterator
+from itertools import count
 from typing import Any
 
 import pytest
@@ -272,12 +273,16 @@ def test_removed_operator_leaves_the_store(job: MaintainedJob) -> None:
         if checkpoint_id == 2:
             assert job.life.client.put("/v1/jobs/job/savepoints/before", json={}).status_code == 200
     kept = opened(job.store).savepoints.object_keys()
-    others = {*job.keys("segments")} - kept
-    for checkpoint_id in range(6, 50):
+    others, numbers = {*job.keys("segments")} - kept, count(6)
+
+    def are_gone_after_another_checkpoint() -> bool:
+        checkpoint_id = next(numbers)
         ref = job.life.append(encode_change_set({KEYS[1]: b"y"}), checkpoint_id=checkpoint_id)
         operators = [operator, {**gone, "kind": "removed"}]
         job.base = job.life.complete(checkpoint_id, job.base, ref, operators=operators)
-    wait_until(lambda: not others & {*job.keys("segments")}, what="the deletion of the removed operator's objects")
+        return not others & {*job.keys("segments")}
+
+    wait_until(are_gone_after_another_checkpoint, what="the deletion of the removed operator's objects")
 
     assert {key for key in kept if "/segments/" in key} <= {*job.keys("segments")}
     assert job.restored(job.base) == {KEYS[1]: b"y"}

@@ -7,9 +7,10 @@ from confluent_kafka import KafkaError, KafkaException
 
 from backend_client.sinks.kafka.errors import FENCED, fatal_cause
 
-GIVEN_UP = KafkaError(KafkaError._FATAL, "Unable to produce message")
-CAUSE = KafkaError(KafkaError._FENCED, "fenced by newer producer instance", True)
-AWAY = KafkaError(KafkaError._TIMED_OUT, "nobody answers")
+# Codes of librdkafka: _FATAL, _FENCED, _TIMED_OUT.
+GIVEN_UP = KafkaError(-150, "Unable to produce message")
+CAUSE = KafkaError(-144, "fenced by newer producer instance", True)
+AWAY = KafkaError(-185, "nobody answers")
 
 
 class Client:

@@ -113,19 +113,21 @@ class Autoscaling:
         self._before_ms = None
         if self._useless_ms is not None and median_ms * GAIN_MIN <= self._useless_ms:
             return {}
-        wanted = _changed({name: min(2 * number, self.rule.most) for name, number in current.items()}, current)
+        most = self.rule.most
+        wanted = {name: min(2 * number, most) for name, number in current.items() if number < most}
         if wanted:
             self._before_ms, self._useless_ms = median_ms, None
             if self._has_fallen:
                 self._calm_wanted = min(2 * self._calm_wanted, CALM_BATCHES_MAX)
         self._has_fallen = False
-        return {name: number for name, number in wanted.items() if number > current[name]}
+        return wanted
 
     def _fewer(self, current: Mapping[str, int]) -> dict[str, int]:
         self._calm, self._before_ms, self._useless_ms = 0, None, None
-        wanted = _changed({name: max(-(-number // 2), self.rule.least) for name, number in current.items()}, current)
+        least = self.rule.least
+        wanted = {name: max(-(-number // 2), least) for name, number in current.items() if number > least}
         self._has_fallen = self._has_fallen or bool(wanted)
-        return {name: number for name, number in wanted.items() if number < current[name]}
+        return wanted
 
 
 def backlog_of(sources: list[Mapping[str, Any]]) -> float:
@@ -156,7 +158,3 @@ def _total(offset: Any) -> int | None:
         return None
     numbers = [number for part in offset.values() for number in part.values()]
     return sum(numbers) if numbers and all(isinstance(number, int) for number in numbers) else None
-
-
-def _changed(wanted: Mapping[str, int], current: Mapping[str, int]) -> dict[str, int]:
-    return {name: number for name, number in wanted.items() if number != current[name]}

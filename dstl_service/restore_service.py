@@ -13,7 +13,6 @@ from dstl_service.intake.active_job import ActiveJobs
 from dstl_service.intake.persister import Persister
 from dstl_service.materialization.materializer import Materializer
 from dstl_service.materialization.pending import Offer
-from dstl_service.materialization.snapshot_uploader import TableId
 from dstl_service.metrics.restores import RestoreMetrics
 from dstl_service.process.job_threads import JobThreads, RunInThread
 from dstl_service.restore.download_cache import DownloadCache
@@ -26,9 +25,10 @@ from dstl_service.restore.plan import (
     read_plan,
     read_snapshots,
 )
-from dstl_service.restore.progress import RestoredTable, RestoreProgress
+from dstl_service.restore.progress import RestoreProgress
 from dstl_service.restore.read_ahead import ReadAhead
 from dstl_service.restore.segment_cache import SegmentCache
+from dstl_service.restore.table_id import TableId
 from dstl_service.wire import ChangeSetRef, CheckpointRef
 from storage.checksum import BytesLike
 from storage.clock import Clock
@@ -156,7 +156,7 @@ class RestoreService:
         """Yield the files of a plan's materializations; blocking."""
         return read_snapshots(plan, self._downloads, self._ahead)
 
-    def progress(self, table: RestoredTable, plan: RestorePlan, count: Callable[[int], None]) -> RestoreProgress:
+    def progress(self, table: TableId, plan: RestorePlan, count: Callable[[int], None]) -> RestoreProgress:
         """Return what says how far a plan's restore is; `count` takes the bytes sent, for metrics."""
         return RestoreProgress(table, plan.size_bytes, count, self._clock)
 

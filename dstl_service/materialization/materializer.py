@@ -26,11 +26,12 @@ from prometheus_client import CollectorRegistry
 from dstl_service.materialization.admission import Reported, choose_materializations
 from dstl_service.materialization.pending import Offer, TableHistory
 from dstl_service.materialization.policy import MaterializationSettings
-from dstl_service.materialization.snapshot_uploader import SnapshotUploader, TableId
+from dstl_service.materialization.snapshot_uploader import SnapshotUploader
 from dstl_service.materialization.tracked_table import Shared, TrackedTable
 from dstl_service.metrics.materialization import GaugeValues, MaterializationMetrics
 from dstl_service.registry.job_store import JobStore
 from dstl_service.restore.plan import RestorePlan, plan_restore
+from dstl_service.restore.table_id import TableId
 from dstl_service.wire import CheckpointRef
 from storage.clock import Clock, IdSource
 from storage.errors import DstlError

@@ -33,32 +33,18 @@ from dstl_service.materialization.snapshot_folder import FoundFile, SnapshotFold
 from dstl_service.materialization.table_file_check import DamagedFileError, check_table_file
 from dstl_service.process.fair_slots import FairSlots
 from dstl_service.registry.job_store import JobStore
+from dstl_service.restore.table_id import TableId
 from dstl_service.uploads.uploader import slots_in_all
 from dstl_service.wire import CheckpointRef
 from storage.checksum import checksum128
 from storage.clock import Clock
 from storage.errors import CorruptDataError
-from storage.key_groups import KeyGroupRange
 from storage.model import MaterializationHandle
 from storage.object_store import ObjectStore
 from storage.retry_policy import is_retryable
 
 _T = TypeVar("_T")
 _RETRY_DELAY_S = 0.5
-
-
-@dataclass(frozen=True, slots=True)
-class TableId:
-    """Identity of a table."""
-
-    job: str
-    operator: str
-    key_groups: KeyGroupRange
-
-    @property
-    def names(self) -> dict[str, str]:
-        """Return its parts for log entries and errors."""
-        return {"job": self.job, "operator": self.operator, "key_groups": self.key_groups.to_text()}
 
 
 @dataclass(slots=True)

@@ -25,11 +25,12 @@ from dstl_service.formats.under_way import Announcement, UnderWaySnapshot
 from dstl_service.materialization.pending import ForeignSnapshot, PendingSnapshot, TableHistory
 from dstl_service.materialization.policy import MaterializationSettings, Schedule
 from dstl_service.materialization.snapshot_folder import SnapshotFolder
-from dstl_service.materialization.snapshot_uploader import KnownFiles, SnapshotUploader, StoredSnapshot, TableId
+from dstl_service.materialization.snapshot_uploader import KnownFiles, SnapshotUploader, StoredSnapshot
 from dstl_service.materialization.table_file_check import DamagedFileError
 from dstl_service.metrics.materialization import MaterializationMetrics
 from dstl_service.registry.job_store import JobStore
 from dstl_service.restore.plan import RestorePlan
+from dstl_service.restore.table_id import TableId
 from dstl_service.wire import CheckpointRef
 from storage.clock import Clock, IdSource
 from storage.errors import ConflictError, DstlError

@@ -4,22 +4,13 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable
-from dataclasses import dataclass
 
+from dstl_service.restore.table_id import TableId
 from storage.clock import Clock
 
 logger = logging.getLogger("dstl_service")
 
 TOLD_EVERY_MS = 10_000
-
-
-@dataclass(frozen=True, slots=True)
-class RestoredTable:
-    """The table that a restore advances, as log lines name it."""
-
-    job: str
-    operator: str
-    key_groups: str
 
 
 class RestoreProgress:
@@ -36,7 +27,7 @@ class RestoreProgress:
         clock: The only source of time.
     """
 
-    def __init__(self, table: RestoredTable, size_bytes: int, count: Callable[[int], None], clock: Clock) -> None:
+    def __init__(self, table: TableId, size_bytes: int, count: Callable[[int], None], clock: Clock) -> None:
         self._table = table
         self._size_bytes = size_bytes
         self._count = count
@@ -64,9 +55,7 @@ class RestoreProgress:
         logger.info(
             event,
             extra={
-                "job": self._table.job,
-                "operator": self._table.operator,
-                "key_groups": self._table.key_groups,
+                **self._table.names,
                 "sent_bytes": self._sent_bytes,
                 "size_bytes": self._size_bytes,
                 "elapsed_s": (now_ms - self._begun_ms) // 1000,

@@ -12,12 +12,15 @@ from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any, TypeAlias
 
+import pyarrow.parquet as pq
 from pyspark.sql import DataFrame, Row, SparkSession
 from pyspark.sql.streaming import StatefulProcessor, StreamingQuery
 from pyspark.sql.types import DoubleType, LongType, StructType
 
+from backend_client import ChangelogStateBackend
 from backend_client.state.codec import ValueCodec
 from backend_client.table.snapshot import IncomingSnapshot
+from dstl_service.cli import main
 from dstl_service.registry.job_store import JobStore
 from dstl_service.restore.plan import plan_restore, read_plan, read_snapshots
 from dstl_service.restore.segment_cache import SegmentCache
@@ -125,6 +128,48 @@ def run_to_end(writer: Any, location: Path, function: Callable[[DataFrame, int],
     finally:
         query.stop()
     return query
+
+
+class JobQueries:
+    """
+    Queries of several jobs over the same files, each with a Spark checkpoint and a folder of output of its own.
+
+    Args:
+        spark: The session.
+        make: Makes the backend of a job.
+        folder: The place for everything.
+    """
+
+    def __init__(self, spark: SparkSession, make: Callable[..., ChangelogStateBackend], folder: Path) -> None:
+        self._spark = spark
+        self._make = make
+        self._folder = folder
+        self.storage = f"file://{folder / 'store'}"
+
+    def location(self, job: str) -> Path:
+        """Return the Spark checkpoint of a job's query."""
+        return self._folder / "chk" / job
+
+    def output(self, job: str) -> Path:
+        """Return the folder of a job's output, which exists then."""
+        folder = self._folder / "out" / job
+        folder.mkdir(parents=True, exist_ok=True)
+        return folder
+
+    def to_end(self, writer: Any, location: str) -> None:
+        """Run a query over all existing input."""
+        query = writer.option("checkpointLocation", str(self.location(location))).trigger(availableNow=True).start()
+        query.awaitTermination(180)
+        assert query.exception() is None
+
+    def records(self, job: str) -> list[dict[str, Any]]:
+        """Return the records that a job has published."""
+        files = sorted(self.output(job).glob("*.parquet"))
+        return [row for file in files for row in pq.read_table(file).to_pylist()]
+
+    def dstl(self, command: str, *arguments: str) -> int:
+        """Run a command of ``dstl``; return its exit code."""
+        return main([command, "--storage", self.storage, *arguments])
 
 
 def expected_output(files: Files) -> dict[int, list[tuple[Any, ...]]]:

@@ -11,7 +11,6 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-import pyarrow.parquet as pq
 import pytest
 from pyspark.sql import DataFrame, SparkSession
 
@@ -22,21 +21,24 @@ from dstl_service.collection.tombstones import Deletions
 from storage.clock import SystemClock, SystemIds
 from storage.errors import ConflictError, InvalidInputError
 from storage.open import open_store
-from tests.e2e.support import OUTPUT, Totals, expected_output, expected_state, read_input, stored_totals, write_input
+from tests.e2e.support import (
+    OUTPUT,
+    JobQueries,
+    Totals,
+    expected_output,
+    expected_state,
+    read_input,
+    stored_totals,
+    write_input,
+)
 
 pytestmark = pytest.mark.e2e
 
 FILES = [[("a", 1.0), ("b", 2.0)], [("a", 10.0)], [("b", 20.0), ("c", 5.0)], [("a", 100.0)]]
 
 
-class Queries:
+class Queries(JobQueries):
     """The parent's query and that of a fork, over the same files, each with a folder of output."""
-
-    def __init__(self, spark: SparkSession, make: Callable[..., ChangelogStateBackend], folder: Path) -> None:
-        self._spark = spark
-        self._make = make
-        self._folder = folder
-        self.storage = f"file://{folder / 'store'}"
 
     def run(
         self,
@@ -64,24 +66,15 @@ class Queries:
         result = backend.transform_with_state(
             own(read_input(self._spark, self._folder / "in")).groupBy("k"), Totals(), OUTPUT, "Update", "None"
         )
-        (self._folder / "out" / job).mkdir(parents=True, exist_ok=True)
-        out = self._folder / "out" / job
+        out = self.output(job)
         writer = result.writeStream.sink(ParquetSink(f"file://{out}"), slots=1)
         if by_spark:
             writer = result.writeStream.format("parquet").option("path", str(out))
-        writer = writer.option("checkpointLocation", str(self.location(location or job)))
-        query = writer.trigger(availableNow=True).start()
-        query.awaitTermination(180)
-        assert query.exception() is None
-
-    def location(self, job: str) -> Path:
-        """Return the Spark checkpoint of a job's query."""
-        return self._folder / "chk" / job
+        self.to_end(writer, location or job)
 
     def published(self, job: str) -> list[tuple[Any, ...]]:
         """Return the records that a job has published, sorted."""
-        files = sorted((self._folder / "out" / job).glob("*.parquet"))
-        return sorted(tuple(row.values()) for file in files for row in pq.read_table(file).to_pylist())
+        return sorted(tuple(row.values()) for row in self.records(job))
 
     def written(self, job: str) -> list[tuple[Any, ...]]:
         """Return the rows that Spark's file sink has written, as Spark reads them, sorted."""

@@ -15,7 +15,6 @@ from itertools import zip_longest
 from pathlib import Path
 from typing import Any
 
-import pyarrow.parquet as pq
 import pytest
 from pyspark.sql import DataFrame, Row, SparkSession
 from pyspark.sql import functions as F
@@ -28,9 +27,8 @@ from backend_client.service.job_session import JobSession
 from backend_client.sinks.parquet import ParquetSink
 from backend_client.state.codec import KeyCodec
 from backend_client.state.key_hash import KeyHash, key_group_of
-from dstl_service.cli import main
 from storage.errors import InvalidInputError, UnavailableError
-from tests.e2e.support import read_input, stored_state
+from tests.e2e.support import JobQueries, read_input, stored_state
 
 pytestmark = pytest.mark.e2e
 
@@ -90,14 +88,8 @@ def write_rows(folder: Path, files: int) -> None:
         os.utime(path, (1_700_000_000 + number, 1_700_000_000 + number))
 
 
-class Queries:
+class Queries(JobQueries):
     """The queries of a job and its forks over the same files, each with a folder of output."""
-
-    def __init__(self, spark: SparkSession, make: Callable[..., ChangelogStateBackend], folder: Path) -> None:
-        self._spark = spark
-        self._make = make
-        self._folder = folder
-        self.storage = f"file://{folder / 'store'}"
 
     def run(self, files: int, job: str, **options: Any) -> None:
         """Run a job's query over this many files, one per batch."""
@@ -115,26 +107,11 @@ class Queries:
         by_text = told.withColumn("size", F.length("text") % 5).groupBy("size", "k")
         windows = Aggregate(Count(name="rows"), Sum("n", name="sum"), windows=tumbling("at", timedelta(seconds=20)))
         result = backend.transform_columns(by_text, windows, outputMode="Update", name="windows")
-        out = self._folder / "out" / job
-        out.mkdir(parents=True, exist_ok=True)
-        writer = result.writeStream.sink(ParquetSink(f"file://{out}"), slots=1)
-        writer = writer.option("checkpointLocation", str(self.location(job)))
-        query = writer.trigger(availableNow=True).start()
-        query.awaitTermination(180)
-        assert query.exception() is None
-
-    def location(self, job: str) -> Path:
-        """Return the Spark checkpoint of a job's query."""
-        return self._folder / "chk" / job
+        self.to_end(result.writeStream.sink(ParquetSink(f"file://{self.output(job)}"), slots=1), job)
 
     def published(self, *jobs: str) -> list[str]:
         """Return the records that jobs have published, sorted."""
-        files = [file for job in jobs for file in (self._folder / "out" / job).glob("*.parquet")]
-        return sorted(repr(row) for file in files for row in pq.read_table(file).to_pylist())
-
-    def dstl(self, command: str, *arguments: str) -> int:
-        """Run a command of ``dstl``; return its exit code."""
-        return main([command, "--storage", self.storage, *arguments])
+        return sorted(repr(row) for job in jobs for row in self.records(job))
 
     def state(self, job: str, table: str) -> dict[bytes, bytes]:
         """Return a table's stored state, by the table keys without their key groups."""

@@ -16,7 +16,8 @@ from dstl_service.http.requests import ANSWERED_BEFORE, IN_DIGITS, JobName, Serv
 from dstl_service.http.task_requests import RestoreRequest
 from dstl_service.materialization.pending import Offer
 from dstl_service.restore.plan import RestorePlan
-from dstl_service.restore.progress import RestoredTable, RestoreProgress
+from dstl_service.restore.progress import RestoreProgress
+from dstl_service.restore.table_id import TableId
 from dstl_service.wire import (
     NAME_PATTERN,
     EndFrame,
@@ -120,7 +121,7 @@ async def answer_restore(parts: Parts, request: RestoreRequest) -> Response:
     running = metrics.restores_running.labels(job)
     payloads = parts.restores.payloads(plan, is_for_task=request.is_for_task)
     sent = metrics.copied_bytes if request.is_copy else metrics.restored_bytes
-    table = RestoredTable(job, request.operator, request.key_groups.to_text())
+    table = TableId(job, request.operator, request.key_groups)
     frames = _frames(parts, plan, offer, payloads, parts.restores.progress(table, plan, sent.labels(job).inc))
     if plan.size_bytes > _AT_ONCE_BYTES_MAX:
         return _Stream(parts.restores.in_turn(job, frames), running)

@@ -112,6 +112,14 @@ def test_bounds_hold() -> None:
     assert Stream(lambda _: 10.0, 2, rule).run(10 * CALM_BATCHES) == [2]
 
 
+def test_number_beyond_the_bounds_is_no_change(caplog: pytest.LogCaptureFixture) -> None:
+    """Nothing is said of partitions that were not added: only the program gives an operator more than the most."""
+    Stream(lambda _: 5000.0, 32).run(100)
+    Stream(lambda _: 5000.0, 16).run(100)
+
+    assert caplog.messages == []
+
+
 def test_swinging_load_swings_ever_more_slowly() -> None:
     """Each rise after a fall doubles the calm batches that the next fall needs."""
     stream, swings = Stream(lambda partitions: 10.0, 4), 0

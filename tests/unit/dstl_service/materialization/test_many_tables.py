@@ -14,9 +14,9 @@ from dstl_service.formats.under_way import UnderWay, followed
 from dstl_service.materialization.admission import choose_materializations
 from dstl_service.materialization.materializer import Materializer
 from dstl_service.materialization.policy import MaterializationSettings
-from dstl_service.materialization.snapshot_uploader import TableId
 from dstl_service.registry.job_store import JobStore
 from dstl_service.restore.plan import RestorePlan
+from dstl_service.restore.table_id import TableId
 from dstl_service.restore.truncation import truncate
 from dstl_service.wire import OperatorInfo
 from storage.key_groups import key_group_range

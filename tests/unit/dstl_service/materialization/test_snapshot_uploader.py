@@ -25,10 +25,10 @@ from dstl_service.materialization.snapshot_uploader import (
     KnownFiles,
     SnapshotUploader,
     StoredSnapshot,
-    TableId,
 )
 from dstl_service.materialization.table_file_check import DamagedFileError, check_table_file
 from dstl_service.registry.job_store import JobStore
+from dstl_service.restore.table_id import TableId
 from dstl_service.wire import CheckpointRef
 from storage.errors import DstlError, InvalidInputError, UnavailableError
 from storage.memory_store import MemoryStore

@@ -7,7 +7,9 @@ from typing import Any
 
 import pytest
 
-from dstl_service.restore.progress import TOLD_EVERY_MS, RestoredTable, RestoreProgress
+from dstl_service.restore.progress import TOLD_EVERY_MS, RestoreProgress
+from dstl_service.restore.table_id import TableId
+from storage.key_groups import KeyGroupRange
 from storage.testing import FakeClock
 
 MB = 1 << 20
@@ -29,7 +31,7 @@ def counted() -> list[int]:
 def progress(clock: FakeClock, counted: list[int], caplog: pytest.LogCaptureFixture) -> RestoreProgress:
     """The progress of a table of 100 MB."""
     caplog.set_level(logging.INFO, "dstl_service")
-    return RestoreProgress(RestoredTable("job", "totals", "00000-00031"), 100 * MB, counted.append, clock)
+    return RestoreProgress(TableId("job", "totals", KeyGroupRange(0, 31)), 100 * MB, counted.append, clock)
 
 
 def told(caplog: pytest.LogCaptureFixture) -> list[tuple[str, Any]]:

@@ -16,6 +16,7 @@ from __future__ import annotations
 import mmap
 import struct
 import tempfile
+from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from contextlib import ExitStack, suppress
 from dataclasses import dataclass, field
@@ -68,7 +69,8 @@ class ParquetSink(Sink):
     store_options: Mapping[str, Any] = field(default_factory=dict, repr=False)
 
     def check(self, columns: pa.Schema, slots: Sequence[Slot]) -> None:
-        """Check that the folder can be written, and the columns stored."""
+        """Check that the folder can be written, the columns stored, and the files seen."""
+        _check_names(columns, slots)
         try:
             with tempfile.TemporaryFile() as file:
                 write(file, [], columns, "", self.compression)
@@ -256,6 +258,17 @@ class _ParquetPublisher(SlotPublisher):
             self._store.head(self._key(number))
             return True
         return False
+
+
+def _check_names(columns: pa.Schema, slots: Sequence[Slot]) -> None:
+    if hidden := {slot.sink for slot in slots if slot.sink.startswith("_")}:
+        raise InvalidInputError(
+            f"sink {hidden.pop()!r} cannot have Parquet files: readers leave out files whose names begin with an "
+            "underscore. Give the sink another name, name=…"
+        )
+    found = Counter(name.lower() for name in columns.names)
+    if twice := [name for name in columns.names if found[name.lower()] > 1]:
+        raise InvalidInputError(f"columns {', '.join(twice)} are the same to Spark, which ignores case: rename one")
 
 
 def _marker(store: ObjectStore, key: str) -> Marker:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import tempfile
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import ExitStack, suppress
 from itertools import groupby
 from typing import IO, NamedTuple
@@ -11,6 +11,7 @@ from typing import IO, NamedTuple
 import pyarrow as pa
 import pyarrow.parquet as pq
 
+from backend_client.sinks.conversions import in_utc, keeps_values
 from backend_client.sinks.temporary_files import room_for_records
 from storage.errors import UnavailableError
 
@@ -35,7 +36,7 @@ def written_records(
     Records from before a change of the query may have other columns: then the file has the columns of all.
     """
     parts, rows = [], 0
-    filled = (batch for batch in records if batch.num_rows)
+    filled = (_stored(batch) for batch in records if batch.num_rows)
     for schema, batches in groupby(filled, lambda batch: batch.schema):
         file = temporary(files)
         rows += write(file, batches, schema, marker, compression)
@@ -45,14 +46,41 @@ def written_records(
     sources = [pq.ParquetFile(part) for part in parts]
     merged = temporary(files)
     try:
-        schema = pa.unify_schemas([source.schema_arrow for source in sources], promote_options="permissive")
+        schemas = [source.schema_arrow for source in sources]
+        schema = pa.unify_schemas(schemas, promote_options="permissive")
+        _check_types(schemas, schema)
         write(merged, (batch for source in sources for batch in source.iter_batches()), schema, marker, compression)
     except pa.ArrowException as error:
         raise UnavailableError(
             f"unpublished output of before and after a change of the query does not fit into one file: {error}; "
-            "start and stop the former query once, or give the output up"
+            "rewind the job to the last checkpoint of the former query, or give the output up"
         ) from error
     return Written(merged, rows)
+
+
+def _stored(batch: pa.RecordBatch) -> pa.RecordBatch:
+    """Return a batch with times in UTC, as they are stored: another session's time zone is no change of the columns."""
+    schema = pa.schema(
+        [pa.field(column.name, in_utc(column.type), column.nullable, column.metadata) for column in batch.schema],
+        batch.schema.metadata,
+    )
+    return batch if schema == batch.schema else batch.cast(schema)
+
+
+def _check_types(schemas: Sequence[pa.Schema], merged: pa.Schema) -> None:
+    """Raise `pa.ArrowInvalid` if values would be rounded in the merged columns, or could not be read by Spark."""
+    for column in merged:
+        for schema in schemas:
+            given = None if column.name not in schema.names else schema.field(column.name).type
+            if given is not None and not _fits(given, column.type):
+                raise pa.ArrowInvalid(f"column {column.name} is {given} and {column.type}")
+
+
+def _fits(given: pa.DataType, merged: pa.DataType) -> bool:
+    """Return whether a column keeps its values; fields that a struct lacks are null."""
+    if pa.types.is_struct(given) and pa.types.is_struct(merged):
+        return all(_fits(of.type, merged.field(of.name).type) for of in given)
+    return keeps_values(given, merged)
 
 
 def write(file: IO[bytes], batches: Iterable[pa.RecordBatch], schema: pa.Schema, marker: str, compression: str) -> int:

@@ -51,7 +51,8 @@ class Target:
         marked_slots: Slots below this number have published before, and so have a marker.
         published: Those slots have published up to this checkpoint; None if that is not known.
         is_first: Whether its driver has had nothing published before: the job had no later checkpoint at that time.
-        stored: The checkpoint and its predecessors, as far as they are stored; only of a driver's first target.
+        stored: The job's newest checkpoint and its predecessors, as far as they are stored; only of what a driver's
+            start has published.
         used_slots: Slots below this number were in use at a rewind's target; others may have been so after it only.
         recent: The newest checkpoint known to be published and all later ones of the job, also those that rewinds gave
             up, oldest first; only of a driver's first target, and maybe not all.
@@ -145,7 +146,9 @@ def _check_known(published: CheckpointRef, slot: Slot, target: Target) -> None:
     Its id comes again, and the new output under it would be taken for published. Later, a slot that is ahead of the
     target was published by a newer driver.
     """
-    newest, end = target.checkpoint, target.given_up_from
+    end = target.given_up_from
+    of_branch = (known for known in (target.checkpoint, *target.stored) if known.branch == target.checkpoint.branch)
+    newest = max(of_branch, key=lambda known: known.id)
     # Up to the first one all output is published, also if later ones were lost: a rewind to there gives nothing up.
     settled = min((known.id for known in target.recent), default=newest.id)
     recent = target.recent if newest.id > settled else ()

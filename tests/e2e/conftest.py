@@ -30,8 +30,8 @@ _used_folders: list[Path] = []
 def spark() -> Iterator[SparkSession]:
     """A local session whose tasks may fail a few times, as on a cluster."""
     # Spark's own state stores keep about half a megabyte of each query.
-    settings = {"driver.memory": "4g"}
     folder = Path(tempfile.mkdtemp(prefix="dstl-warehouse-"))
+    settings = {"driver.memory": "4g", "local.dir": folder}
     session = start_session("dstl-tests", settings, master="local[2,4]", folder=folder)
     yield session
     session.stop()

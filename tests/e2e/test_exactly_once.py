@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import sqlite3
 from collections.abc import Callable
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -319,6 +320,35 @@ def test_output_lost_at_most_once_is_not_written_again(
     write_input(tmp_path / "in", FILES[:2])
     start(lambda batch, batch_id: seen.append(batch_id)).awaitTermination()
     assert seen == [1]
+
+
+@dataclass
+class LosesItsShuffle:
+    """Appends each row's key to a file; with the first row what the task has still to read of its shuffle is lost."""
+
+    written: Path
+    folders: list[Path]
+
+    def __call__(self, row: Any) -> None:
+        """Write a row."""
+        if not self.written.exists():
+            for folder in self.folders:
+                for file in folder.glob("*/shuffle_*.data"):
+                    file.unlink()
+        with self.written.open("a") as written:
+            written.write(f"{row.k}\n")
+
+
+def test_rows_that_moved_are_written_at_most_once(spark: SparkSession, make_backend: Backends, tmp_path: Path) -> None:
+    """Spark repeats a whole stage whose shuffle is lost, with tasks that count their attempts anew."""
+    write_input(tmp_path / "in", [[(f"key-{number}", 1.0) for number in range(40)]])
+    folder = Path(spark.sparkContext.getConf().get("spark.local.dir", ""))
+    function = LosesItsShuffle(tmp_path / "written", list(folder.glob("blockmgr-*")))
+    # Far more than fits between Spark and Python: the first row is written before all are read.
+    wide = totals(make_backend(), read_input(spark, tmp_path / "in")).withColumn("x", F.expr("repeat('x', 1000000)"))
+    writer = wide.repartition(1).writeStream.foreach(function).guarantee("at-most-once")
+    writer.option("checkpointLocation", str(tmp_path / "chk")).trigger(availableNow=True).start().awaitTermination()
+    assert sorted(function.written.read_text().split()) == sorted(f"key-{number}" for number in range(40))
 
 
 def test_guarantees_that_cannot_be_kept_are_refused(

@@ -9,6 +9,7 @@ from typing import Any
 import pyarrow as pa
 from deltalake import DeltaTable, Field, Schema
 
+from backend_client.sinks.conversions import in_utc, keeps_values
 from backend_client.sinks.delta.statistics import check_statistics
 from storage.errors import InvalidInputError, UnavailableError
 
@@ -23,7 +24,7 @@ def column_types(columns: pa.Schema, partition_by: Sequence[str]) -> pa.Schema:
     Raises:
         InvalidInputError: It has none, or two names differ only in case; or a partition column is missing or all are.
     """
-    found = pa.schema([pa.field(column.name, _type(column.type)) for column in columns])
+    found = pa.schema([pa.field(column.name, in_utc(column.type)) for column in columns])
     for column in found:
         try:
             Schema.from_arrow(pa.schema([column]))
@@ -64,7 +65,7 @@ def check_table(
     _check_partitions(wanted, [name for name in partitions if name in wanted.names])
     metadata = _metadata(table)
     for column in wanted:
-        if column.name in there and _type(there[column.name].type) != column.type:
+        if column.name in there and in_utc(there[column.name].type) != column.type:
             raise InvalidInputError(
                 f"column {column.name} of table {path} is {there[column.name].type}, of the result {column.type}: "
                 "cast it in the query"
@@ -114,6 +115,12 @@ def conformed(batch: pa.RecordBatch, schema: pa.Schema, path: str) -> pa.RecordB
             arrays.append(pa.nulls(batch.num_rows, column.type))
             continue
         array = batch.column(column.name)
+        if not keeps_values(array.type, column.type):
+            raise UnavailableError(
+                f"column {column.name} of table {path} is {column.type}, and unpublished output has {array.type}, "
+                "whose values would change: the table or the query was altered. Let the table's column have that type "
+                "until the output is published"
+            )
         try:
             arrays.append(array.cast(column.type))
         except pa.ArrowException as error:
@@ -145,16 +152,3 @@ def _metadata(table: DeltaTable) -> dict[str, Mapping[str, Any]]:
 
 def _is_computed(metadata: Mapping[str, Any]) -> bool:
     return any(name in metadata for name in _COMPUTED)
-
-
-def _type(given: pa.DataType) -> pa.DataType:
-    """Return a type as Delta has it: times in UTC and microseconds, anything may be null."""
-    if pa.types.is_timestamp(given):
-        return pa.timestamp("us", None if given.tz is None else "UTC")
-    if pa.types.is_list(given):
-        return pa.list_(_type(given.value_type))
-    if pa.types.is_map(given):
-        return pa.map_(_type(given.key_type), _type(given.item_type))
-    if pa.types.is_struct(given):
-        return pa.struct([pa.field(column.name, _type(column.type)) for column in given])
-    return given

@@ -64,7 +64,8 @@ def newest_marker(connection: Mapping[str, Any], topic: str, slot: Slot) -> Mark
         begin: int | None = None
         while begin is None or begin > low:
             begin = max(low, high - records)
-            found = _last(consumer, TopicPartition(topic, slot.number, begin), slot.job_uid.encode(), timeout_s)
+            first = TopicPartition(topic, slot.number, begin)
+            found = _last(consumer, first, high, slot.job_uid.encode(), timeout_s)
             if found is not None:
                 return _marker(found, topic, slot.number)
             records *= 8  # only ends of transactions, aborted records and markers of other jobs so far
@@ -136,12 +137,13 @@ def _wait_for(made: Future[None], topic: str, slots: int) -> None:
             ) from error
 
 
-def _last(consumer: Consumer, begin: TopicPartition, key: bytes, timeout_s: float) -> Message | None:
+def _last(consumer: Consumer, begin: TopicPartition, high: int, key: bytes, timeout_s: float) -> Message | None:
     """
     Return the last committed record of a key from an offset to the end of its partition.
 
     A committed record is not seen while a transaction is open that began before it, such as one of another job that
-    shares the topic. So the end is that of all records, which is waited for.
+    shares the topic. So the end is that of all records, which is waited for. A new leader of the partition may know an
+    earlier end for a moment, and answers as if that were all; it does not so when it is asked for the end, `high`.
     """
     consumer.assign([begin])
     deadline, last, end = time.monotonic() + timeout_s, None, None
@@ -153,7 +155,7 @@ def _last(consumer: Consumer, begin: TopicPartition, key: bytes, timeout_s: floa
         if error is None:
             last = message if message.key() == key else last
         elif error.code() == END_OF_PARTITION:
-            end = consumer.get_watermark_offsets(begin, cached=True)[1] if end is None else end
+            end = max(high, consumer.get_watermark_offsets(begin, cached=True)[1]) if end is None else end
             if (message.offset() or 0) >= end:
                 return last
         elif error.code() != KafkaError.GROUP_AUTHORIZATION_FAILED:  # the group is never joined: no right is needed

@@ -148,6 +148,10 @@ class _KafkaPublisher(SlotPublisher):
         while True:
             try:
                 return self._producer.produce(topic, **message)
+            except OverflowError as error:
+                raise UnavailableError(
+                    f"the column partition has {message['partition']}, which no topic has"
+                ) from error
             except BufferError as error:  # the queue is full: wait until some of it is sent
                 self._producer.poll(0.1)
                 deadline = deadline or time.monotonic() + _FULL_QUEUE_S
@@ -201,9 +205,7 @@ def _messages(batch: pa.RecordBatch, topic: str | None) -> Iterator[tuple[str, d
         for name in _COLUMNS.intersection(names)
     }
     if "headers" in lists:
-        lists["headers"] = [
-            None if row is None else [(item["key"], item["value"]) for item in row] for row in lists["headers"]
-        ]
+        lists["headers"] = [None if row is None else [_header(item) for item in row] for row in lists["headers"]]
     topics = lists.pop("topic", None)
     partitions = lists.pop("partition", None)
     keys = tuple(lists)
@@ -213,8 +215,14 @@ def _messages(batch: pa.RecordBatch, topic: str | None) -> Iterator[tuple[str, d
             message["partition"] = partitions[number]
         target = topic if topic is not None else topics[number] if topics is not None else None
         if target is None:
-            raise InvalidInputError("a row has no topic: its column topic is null, and the sink names none")
+            raise UnavailableError("a row has no topic: its column topic is null, and the sink names none")
         yield target, message
+
+
+def _header(item: Mapping[str, Any] | None) -> tuple[str, Any]:
+    if item is None or item["key"] is None:
+        raise UnavailableError("a row has a header without a key, which Kafka does not take")
+    return item["key"], item["value"]
 
 
 def _as_bytes(column: pa.Array) -> pa.Array:
@@ -232,8 +240,27 @@ def _check_columns(columns: pa.Schema, topic: str | None) -> None:
     for name in ("value", "key"):
         if name in found and not any(fits(found[name]) for fits in _BYTES):
             raise InvalidInputError(f"column {name} must be a string or binary, it is {found[name]}: cast it")
+    if "topic" in found and not any(fits(found["topic"]) for fits in _BYTES[:2]):
+        raise InvalidInputError(f"column topic must be a string, it is {found['topic']}: cast it")
+    if "partition" in found and not pa.types.is_integer(found["partition"]):
+        raise InvalidInputError(f"column partition must be an int, it is {found['partition']}: cast it")
+    if "headers" in found and not _are_headers(found["headers"]):
+        raise InvalidInputError(
+            f"column headers must be an array<struct<key: string, value: binary>>, it is {found['headers']}: cast it"
+        )
     if topic is None and "topic" not in found:
         raise InvalidInputError("the Kafka sink needs a topic: KafkaSink(…, topic=…), option('topic', …), or a column")
+
+
+def _are_headers(given: pa.DataType) -> bool:
+    if not (pa.types.is_list(given) or pa.types.is_large_list(given)) or not pa.types.is_struct(given.value_type):
+        return False
+    found = {of.name: of.type for of in given.value_type}
+    return (
+        found.keys() == {"key", "value"}
+        and any(fits(found["key"]) for fits in _BYTES[:2])
+        and any(fits(found["value"]) for fits in _BYTES)
+    )
 
 
 def _transactional_prefix(slot: Slot) -> str:

@@ -9,7 +9,7 @@ import psycopg
 import pyarrow as pa
 
 from backend_client.sinks.postgres.types import ColumnType, fits, wanted_type
-from storage.errors import InvalidInputError
+from storage.errors import InvalidInputError, UnavailableError
 
 _FIND = """
 select c.oid, c.relkind::text, c.relpersistence::text, row_security_active(c.oid),
@@ -116,6 +116,38 @@ def check_table(
         )
     if key and not may_use_temporary:
         raise InvalidInputError("upserts need temporary tables: grant temporary on the database to the sink's user")
+
+
+def check_still_fits(
+    connection: psycopg.Connection, table: str, name: str, columns: pa.Schema, delete_when: str | None
+) -> None:
+    """
+    Check, in the transaction that writes, what the server would do in silence to a table that was altered since.
+
+    Values would be rounded, moved to another time zone or cut off, and rows would be lost with the server.
+
+    Args:
+        connection: To its database.
+        table: The table as SQL names it.
+        name: The table as the user named it.
+        columns: The columns of the records, which may be those of an earlier query.
+        delete_when: The column whose rows delete; not one of the table.
+
+    Raises:
+        UnavailableError: Table and records no longer fit; says what is there and what is needed.
+    """
+    found = connection.execute(_FIND, [table]).fetchone()
+    if found is None:
+        raise UnavailableError(f"table {name} no longer exists: create it again")
+    oid, _, persistence, *_ = found
+    try:
+        _check_is_kept(connection, oid, name, persistence)
+        wanted = [column for column in columns.names if column != delete_when]
+        _check_columns(name, _columns(connection, oid), columns, wanted)
+    except InvalidInputError as error:
+        raise UnavailableError(
+            f"table {name} was altered, or the query was changed, while its output was unpublished: {error}"
+        ) from error
 
 
 def check_markers(connection: psycopg.Connection, markers: str, name: str) -> bool:

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import hashlib
 import re
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from itertools import groupby
@@ -20,7 +20,7 @@ import pyarrow as pa
 from psycopg import sql
 from psycopg.conninfo import conninfo_to_dict, make_conninfo
 
-from backend_client.sinks.postgres.check import check_markers, check_table
+from backend_client.sinks.postgres.check import check_markers, check_still_fits, check_table
 from backend_client.sinks.postgres.silence import ended_if_silent
 from backend_client.sinks.postgres.types import has_nul, rows
 from backend_client.sinks.protocol import Marker, Sink, Slot, SlotPublisher
@@ -211,12 +211,19 @@ class _PostgresPublisher(SlotPublisher):
     def _write(self, records: Iterable[pa.RecordBatch]) -> int:
         count = 0
         # Records from before a change of the query may have other columns.
-        for names, batches in groupby(records, lambda batch: tuple(batch.schema.names)):
+        for columns, batches in groupby(records, lambda batch: batch.schema):
+            names = tuple(columns.names)
+            self._check_table(columns)  # before anything is written in vain, again and again
             if self._sink.key:
                 count += self._merge(names, batches)
             else:
                 count += self._copy(_name(self._sink.table), names, batches)
+            self._check_table(columns)  # only now nobody can alter it
         return count
+
+    def _check_table(self, columns: pa.Schema) -> None:
+        sink, table = self._sink, _name(self._sink.table).as_string(self._connection)
+        check_still_fits(self._connection, table, sink.table, columns, sink.delete_when)
 
     def _copy(
         self,
@@ -255,9 +262,6 @@ class _PostgresPublisher(SlotPublisher):
             "set": sql.SQL(", ").join(
                 sql.SQL("{0} = excluded.{0}").format(sql.Identifier(name)) for name in own if name not in sink.key
             ),
-            "same": sql.SQL(" and ").join(
-                sql.SQL("t.{0} is not distinct from l.{0}").format(sql.Identifier(name)) for name in sink.key
-            ),
         }
         execute = self._connection.execute
         execute(
@@ -269,8 +273,7 @@ class _PostgresPublisher(SlotPublisher):
         count = self._copy(new, names, batches, numbered=True)
         last = sql.SQL("select distinct on ({key}) * from {new} order by {key}, {number} desc").format(**parts)
         if sink.delete_when:
-            deletion = "with l as ({last}) delete from {target} t using l where l.{deleted} and {same}"
-            execute(sql.SQL(deletion).format(last=last, **parts))
+            self._delete(last, parts)
         parts["action"] = sql.SQL("update set {set}" if set(own) - set(sink.key) else "nothing").format(**parts)
         statement = (
             "insert into {target} ({own}) select {own} from ({last}) l where not coalesce({deleted}, false) "
@@ -279,6 +282,17 @@ class _PostgresPublisher(SlotPublisher):
         execute(sql.SQL(statement).format(last=last, **parts))
         execute(sql.SQL("drop table {new}").format(**parts))
         return count
+
+    def _delete(self, last: sql.Composed, parts: Mapping[str, sql.Composable]) -> None:
+        """Delete the keys whose last row says so. An index finds no key by a comparison in which nulls are equal."""
+        deletion = sql.SQL("with l as ({last}) delete from {target} t using l where l.{deleted} and {same}")
+        keys = [sql.Identifier(name) for name in self._sink.key]
+        has_null = sql.SQL(" or ").join(sql.SQL("{} is null").format(key) for key in keys)
+        found = self._connection.execute(sql.SQL("select bool_or({}) from {new}").format(has_null, **parts)).fetchone()
+        for comparison in ("=", "is not distinct from") if found is not None and found[0] else ("=",):
+            equal = sql.SQL(f"t.{{0}} {comparison} l.{{0}}")
+            same = sql.SQL(" and ").join(equal.format(key) for key in keys)
+            self._connection.execute(deletion.format(last=last, same=same, **parts))
 
 
 @contextmanager

@@ -35,6 +35,7 @@ from backend_client.spark.output.spark_sinks import (
     skips_batches,
     writes_once,
 )
+from backend_client.spark.output.stored_sinks import check_columns
 from backend_client.spark.private.session import setting
 from backend_client.spark.query import Query
 from backend_client.spark.start.idle_ticks import with_idle_ticks
@@ -298,6 +299,7 @@ class StatefulStreamWriter:
         """Return a sink's plan as it fits the query; `InvalidInputError` if it does not."""
         if any(operator.name == plan.name for operator in self._query.operators):
             raise InvalidInputError(f"the query has an operator {plan.name!r}: give the sink another name, name=…")
+        check_columns(plan.schema.names)
         # A slot is a range of the operator's partitions. If rows move, one slot keeps the order of checkpoints.
         return plan if self._query.keeps_places else replace(plan, slots=1)
 

@@ -22,7 +22,7 @@ from backend_client.sinks.slot_publishing import Target
 from backend_client.spark.batch import BatchContext
 from backend_client.spark.output.publisher import BacklogLimits, Publisher
 from backend_client.spark.output.spark_sinks import BatchFunction, ForeachRows
-from backend_client.spark.output.stored_sinks import closed_sinks, first_target, stored_sinks
+from backend_client.spark.output.stored_sinks import closed_sinks, first_target, steps_to, stored_sinks
 from backend_client.spark.output.tasks import LOGGED, PUBLISHED, LogReceipt, LogTask, PublishTask
 from backend_client.spark.private.frames import arrow_schema
 from backend_client.spark.shipping import Shipments
@@ -203,7 +203,8 @@ class SinkOutput:
         latest, slots = self._session.latest, self._plan.slots
         if latest is not None:
             target, must_end = first_target(latest, self._known, slots, self._session.stored())
-            self._publisher.submit(target, 0)
+            for step in steps_to(target):
+                self._publisher.submit(step, 0)
             if must_end:
                 self._publisher.drain()
         self._slots = slots
@@ -292,8 +293,7 @@ class FunctionPlan:
         given_up: int,
     ) -> Output:
         """Return the output of a query that owns its job, after `given_up` batches that rewinds gave up."""
-        function = self.function
-        once = self.at_most_once
+        function, once = self.function, self.at_most_once
         shipped = function.shipped(shipments, at_most_once=once) if isinstance(function, ForeachRows) else function
         closed = closed_sinks(session.latest, "", "", self.abandoned)
         return FunctionOutput(shipped, self.at_most_once, given_up if self.numbers_batches else 0, closed)

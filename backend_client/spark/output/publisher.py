@@ -107,7 +107,8 @@ class Publisher:
     def submit(self, target: Target, size_bytes: int) -> None:
         """Have a checkpoint published; `size_bytes` is what its output takes in the log."""
         with self._changed:
-            self._recent = [*self._recent, target.checkpoint]
+            if target.checkpoint not in self._recent:
+                self._recent = [*self._recent, target.checkpoint]
             self._waiting.append((replace(target, is_first=self._is_first), size_bytes))
             self._is_first = False
             if self._thread is None:

@@ -20,7 +20,7 @@ from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql.types import StructType
 
 from backend_client.spark.columns import quoted
-from backend_client.spark.private.session import catalog_table, jvm_of
+from backend_client.spark.private.session import catalog_table, jvm_of, local_checkpoint
 from backend_client.spark.private.sinks import Format, memory_sink
 from backend_client.spark.shipping import Parcel, Shipments
 from storage.errors import ConflictError, InvalidInputError
@@ -229,9 +229,30 @@ class ForeachRows:
     def shipped(self, shipments: Shipments, *, at_most_once: bool = False) -> BatchFunction:
         """Return the function that writes batches; the target is shipped to the workers once."""
         parcel = shipments.parcel(self._target)
-        return lambda batch, batch_id: batch.foreachPartition(
-            _in_partition(parcel, batch_id, at_most_once=at_most_once)
-        )
+
+        def write(batch: DataFrame, batch_id: int) -> None:
+            batch.foreachPartition(_in_partition(parcel, batch_id, at_most_once=at_most_once))
+
+        return _computed_before(write) if at_most_once else write
+
+
+def _computed_before(write: BatchFunction) -> BatchFunction:
+    """
+    Return a function that computes a batch before it is written.
+
+    A stage that reads a shuffle is executed again if some of that is lost, and its tasks count their attempts anew. The
+    stage that writes reads none then.
+    """
+
+    def write_computed(batch: DataFrame, batch_id: int) -> None:
+        computed = batch.localCheckpoint()
+        blocks = local_checkpoint(computed)
+        try:
+            write(computed, batch_id)
+        finally:
+            blocks.sparkContext().unpersistRDD(blocks.id(), False)
+
+    return write_computed
 
 
 def _in_partition(parcel: Parcel, batch_id: int, *, at_most_once: bool = False) -> Callable[[Any], None]:

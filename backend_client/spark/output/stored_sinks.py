@@ -1,13 +1,20 @@
-"""Sinks that a job had before: none is left with unpublished output unnoticed. No I/O."""
+"""A sink and those that its job had before: none is left with unpublished output unnoticed. No I/O."""
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import replace
 
 from backend_client.sinks.slot_publishing import Target
 from dstl_service.wire import CLOSED_SINK, SINK, CheckpointInfo, OperatorInfo
 from storage.errors import InvalidInputError
+
+
+def check_columns(names: Sequence[str]) -> None:
+    """Raise `InvalidInputError` if a sink could not tell columns apart."""
+    if twice := sorted(name for name, count in Counter(names).items() if count > 1):
+        raise InvalidInputError(f"the result has several columns {', '.join(twice)}: rename all but one of each")
 
 
 def closed_sinks(
@@ -85,6 +92,20 @@ def first_target(
         given_up_from=latest.rewound_from if latest.rewound_from in recent else None,
     )
     return target, begins or known is None or slots != known.parallelism
+
+
+def steps_to(target: Target) -> list[Target]:
+    """
+    Return what a start has published one after the other: each stored checkpoint that may be unpublished, in order.
+
+    As while a query runs: all at once may have columns that do not fit together, if the query was changed meanwhile, or
+    take longer than the system lets a transaction last.
+    """
+    if target.starts_branch:
+        return [target]
+    newest, published = target.checkpoint, -1 if target.published is None else target.published
+    before = [ref for ref in target.stored if ref.branch == newest.branch and published < ref.id < newest.id]
+    return [*(replace(target, checkpoint=ref) for ref in sorted(before, key=lambda ref: ref.id)), target]
 
 
 def _slots_before(latest: CheckpointInfo, known: OperatorInfo | None, checkpoints: Sequence[CheckpointInfo]) -> int:

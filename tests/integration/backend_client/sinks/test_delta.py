@@ -7,6 +7,7 @@ import math
 import os
 from ast import literal_eval
 from collections.abc import Iterator
+from contextlib import nullcontext
 from datetime import date
 from decimal import Decimal
 from pathlib import Path
@@ -465,6 +466,50 @@ def test_a_table_that_was_changed_is_told(sink: DeltaSink) -> None:
     with pytest.raises(UnavailableError, match="no longer has column k: add it to the table again"):
         sink.open(SLOT).publish([batch(1)], marker(0))
     assert last(sink) is None
+
+
+@on_disk
+@pytest.mark.parametrize(
+    ("given", "there"),
+    [
+        (pa.array([0.1]), pa.float32()),
+        (pa.array([0.125]), pa.decimal128(9, 2)),
+        (pa.array([Decimal("12345678901234.123456")], pa.decimal128(20, 6)), pa.float64()),
+        (pa.array([1], pa.timestamp("us", "Asia/Tokyo")), pa.timestamp("us")),
+        (pa.array([1], pa.timestamp("us")), pa.timestamp("us", "UTC")),
+        (pa.array([1], pa.timestamp("us")), pa.date32()),
+        (pa.array([[{"a": 1, "b": 2}]]), pa.list_(pa.struct({"a": pa.int64()}))),
+        (pa.array([{"a": 1, "b": 2}]), pa.struct({"a": pa.int64(), "c": pa.int64()})),
+        (pa.array([3]), pa.bool_()),
+    ],
+    ids=str,
+)
+def test_a_table_that_was_altered_takes_no_other_values(sink: DeltaSink, given: pa.Array, there: pa.DataType) -> None:
+    """A cast would round them, move them in time or drop fields; they wait until the table has their type again."""
+
+    def alter(kind: pa.DataType) -> None:
+        changed = pa.table({"v": pa.nulls(1, kind)}).slice(1)
+        write_deltalake(sink.location, changed, mode="overwrite", schema_mode="overwrite")
+
+    records = pa.record_batch({"v": given})
+    alter(there)
+    with pytest.raises(UnavailableError, match=r"column v of table .*, and unpublished output has .* would change"):
+        sink.open(SLOT).publish([records], marker(0))
+    alter(given.type)
+    sink.open(SLOT).publish([records], marker(0))
+    assert sink.table().to_pyarrow_table()["v"].cast(given.type).to_pylist() == given.to_pylist()
+
+
+@on_disk
+def test_a_column_that_was_widened_takes_narrower_values(sink: DeltaSink) -> None:
+    """What keeps every value needs no repair; a whole number that a float cannot hold is refused."""
+    wide = pa.table({"i": pa.array([], pa.float64()), "f": pa.array([], pa.float64())})
+    write_deltalake(sink.location, wide, mode="overwrite", schema_mode="overwrite")
+    for number, value in enumerate((7, 2**53 + 1)):
+        narrow = pa.record_batch({"i": [value], "f": pa.array([0.1], pa.float32())})
+        with nullcontext() if number == 0 else pytest.raises(UnavailableError, match="cannot hold a value of int64"):
+            sink.open(SLOT).publish([narrow], marker(number))
+    assert sink.table().to_pyarrow_table()["i"].to_pylist() == [7]
 
 
 def test_tables_that_cannot_be_written(s3: S3Server, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -210,6 +210,16 @@ def test_columns_of_a_record(broker: KafkaBroker, slot: Slot) -> None:
     publisher = sink.open(slot)
     assert publisher.publish([rows], marker(0)) == 2
     publisher.close()
+    for column, kind, value, what in (
+        ("topic", pa.string(), None, "has no topic"),
+        ("headers", headers, [None], "has a header without a key"),
+        ("partition", pa.int64(), 2**40, "column partition has 1099511627776, which no topic has"),
+    ):
+        wrong = pa.array([value], kind)
+        publisher = sink.open(slot)
+        with pytest.raises(UnavailableError, match=what):
+            publisher.publish([rows.slice(0, 1).set_column(rows.schema.names.index(column), column, wrong)], marker(1))
+        publisher.close()
     assert committed(broker, f"{slot.job}-t") == [("", ""), ("k", "v")]
 
 
@@ -255,6 +265,17 @@ def test_broker_that_is_away(slot: Slot) -> None:
     [
         (pa.schema({"k": pa.string()}), "has the column value and optionally headers, key"),
         (pa.schema({"value": pa.int64()}), "column value must be a string or binary, it is int64"),
+        (pa.schema({"value": pa.string(), "topic": pa.binary()}), "column topic must be a string, it is binary"),
+        (pa.schema({"value": pa.string(), "partition": pa.string()}), "column partition must be an int, it is string"),
+        *(
+            (pa.schema({"value": pa.string(), "headers": kind}), "column headers must be an array<struct<key: string")
+            for kind in (
+                pa.map_(pa.string(), pa.binary()),
+                pa.list_(pa.string()),
+                pa.list_(pa.struct({"name": pa.string(), "value": pa.binary()})),
+                pa.list_(pa.struct({"key": pa.string(), "value": pa.int64()})),
+            )
+        ),
     ],
 )
 def test_columns_are_checked(broker: KafkaBroker, slot: Slot, columns: pa.Schema, message: str) -> None:

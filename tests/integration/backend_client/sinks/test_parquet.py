@@ -11,6 +11,8 @@ import signal
 from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from dataclasses import replace
+from decimal import Decimal
 from multiprocessing.context import SpawnProcess
 from pathlib import Path
 from typing import Any
@@ -306,6 +308,27 @@ def test_records_of_a_changed_query_are_one_file(sink: ParquetSink) -> None:
 
 
 @pytest.mark.parametrize("sink", ["disk"], indirect=True)
+def test_values_of_a_changed_query_stay_as_they_are(sink: ParquetSink) -> None:
+    """Decimals would be rounded to floats, or have more digits than Spark can read; another time zone is no change."""
+    precise = pa.array([Decimal("12345678901234.123456")], pa.decimal128(20, 6))
+    large = pa.array([Decimal(10) ** 35], pa.decimal128(38, 2))
+    publisher = sink.open(SLOT)
+    for before, after in ((precise, pa.array([0.5])), (precise, large), (pa.array(["a"]), pa.array([b"a"]))):
+        parts = [pa.record_batch({"v": values}) for values in (before, after)]
+        with pytest.raises(UnavailableError, match=r"does not fit into one file: column v is .*; rewind the job"):
+            publisher.publish(parts, marker(0))
+    times = [pa.array([[1]], pa.list_(pa.timestamp("us", zone))) for zone in ("Asia/Tokyo", "UTC")]
+    assert publisher.publish([pa.record_batch({"v": time}) for time in times], marker(0)) == 2
+    structs = [pa.array([{"a": 1}]), pa.array([{"a": 1, "b": 2}])]
+    assert publisher.publish([pa.record_batch({"v": struct}) for struct in structs], marker(1)) == 2
+    publisher.close()
+    assert [str(value) for value in seen(sink)] == [
+        *["[datetime.datetime(1970, 1, 1, 0, 0, 0, 1, tzinfo=zoneinfo.ZoneInfo(key='UTC'))]"] * 2,
+        *("{'a': 1, 'b': None}", "{'a': 1, 'b': 2}"),
+    ]
+
+
+@pytest.mark.parametrize("sink", ["disk"], indirect=True)
 def test_floats_have_no_statistics(sink: ParquetSink, tmp_path: Path) -> None:
     """The library leaves NaN out of them, and Spark, to which it is the greatest number, would skip it by a filter."""
     rows = pa.record_batch({"k": ["a", "b"], "x": [1.0, math.nan], "s": [{"y": 1.0, "n": 1}, {"y": math.nan, "n": 2}]})
@@ -436,6 +459,14 @@ def test_columns_are_checked(sink: ParquetSink) -> None:
     """Types that Parquet cannot store are found at the start."""
     with pytest.raises(InvalidInputError, match="cannot be stored as Parquet"):
         sink.check(pa.schema({"d": pa.month_day_nano_interval()}), [SLOT])
+    with pytest.raises(InvalidInputError, match="columns v, V are the same to Spark, which ignores case"):
+        sink.check(pa.schema({"v": pa.int64(), "V": pa.int64()}), [SLOT])
+
+
+def test_files_that_readers_leave_out_are_refused(sink: ParquetSink) -> None:
+    """Files begin with the sink's name, and those that begin with an underscore are hidden."""
+    with pytest.raises(InvalidInputError, match=r"sink '_out' cannot have Parquet files: readers leave out files"):
+        sink.check(COLUMNS, [replace(SLOT, sink="_out")])
 
 
 def test_a_later_job_of_the_name_begins_anew(sink: ParquetSink) -> None:

@@ -21,6 +21,8 @@ import pyarrow as pa
 import pytest
 
 from backend_client.sinks.postgres import PostgresSink, silence
+from backend_client.sinks.postgres import check as postgres_check
+from backend_client.sinks.postgres import sink as postgres_sink
 from backend_client.sinks.protocol import Marker, Slot
 from dstl_service.wire import CheckpointRef
 from storage.errors import FencedError, InvalidInputError, UnavailableError
@@ -549,3 +551,93 @@ def test_large_publish_has_several_batches(server: PostgresServer, table: str, s
 def test_secrets_are_not_shown() -> None:
     """A password in the connection's text is in no message."""
     assert "secret" not in repr(PostgresSink("host=h password=secret", "t"))
+
+
+@pytest.mark.parametrize(
+    ("kind", "altered", "value"),
+    [
+        ("numeric(20,6)", "numeric(20,2)", pa.array([Decimal("1.123456")], pa.decimal128(20, 6))),
+        ("timestamptz", "timestamp", pa.array([datetime(2026, 1, 1, tzinfo=UTC)], pa.timestamp("us", "Asia/Tokyo"))),
+        ("timestamp", "timestamptz", pa.array([datetime(2026, 1, 1)], pa.timestamp("us"))),
+        ("timestamp", "date", pa.array([datetime(2026, 1, 1, 23)], pa.timestamp("us"))),
+        ("bigint", "real", pa.array([2**53 + 1])),
+        ("bytea", "text", pa.array([b"a"])),
+    ],
+)
+@pytest.mark.parametrize("key", [(), ("k",)])
+def test_a_table_that_was_altered_takes_no_other_values(
+    server: PostgresServer, slot: Slot, kind: str, altered: str, value: pa.Array, key: tuple[str, ...]
+) -> None:
+    """The server would round them or move them in time; what is unpublished waits until the column is altered back."""
+    name = f"altered{next(_numbers)}"
+    rows_of = pa.record_batch({"k": pa.array([1]), "v": value})
+    with psycopg.connect(server.conninfo, autocommit=True) as connection:
+        connection.execute(f"create table {name} (k bigint primary key, v {kind})")
+        sink = PostgresSink(server.conninfo, name, key)
+        sink.check(rows_of.schema, [slot])
+        connection.execute(f"alter table {name} alter column v type {altered} using null")
+        with pytest.raises(UnavailableError, match=rf"table {name} was altered, .*: column v is .* in the result and "):
+            publish(sink, slot, 0, rows_of)
+        assert (rows(sink), last(sink, slot)) == ([], None)
+        connection.execute(f"alter table {name} alter column v type {kind} using null")
+    assert publish(sink, slot, 0, rows_of) == 1
+
+
+def test_a_table_that_is_altered_just_before_the_copy_takes_nothing(
+    server: PostgresServer, slot: Slot, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """From the first row on nobody can alter it; so the last look is after the rows."""
+    name = f"altered{next(_numbers)}"
+    half = pa.record_batch({"v": pa.array([Decimal("0.5")], pa.decimal128(9, 1))})
+    with psycopg.connect(server.conninfo, autocommit=True) as connection:
+        connection.execute(f"create table {name} (v numeric(9, 1))")
+        sink = PostgresSink(server.conninfo, name)
+        check = postgres_check.check_still_fits
+
+        def check_and_alter(*args: Any) -> None:
+            check(*args)
+            monkeypatch.setattr(postgres_sink, "check_still_fits", check)
+            connection.execute(f"alter table {name} alter column v type numeric(9)")
+
+        sink.check(half.schema, [slot])
+        monkeypatch.setattr(postgres_sink, "check_still_fits", check_and_alter)
+        with pytest.raises(UnavailableError, match="numeric with 0 digits"):
+            publish(sink, slot, 0, half)
+    assert rows(sink) == []
+
+
+def test_a_table_that_became_unlogged_takes_nothing(server: PostgresServer, slot: Slot) -> None:
+    """The same for a partition that came later: a crash would empty it, and the log has given the rows up."""
+    name = f"later{next(_numbers)}"
+    with psycopg.connect(server.conninfo, autocommit=True) as connection:
+        connection.execute(f"create table {name} (k text, v bigint) partition by range (v)")
+        connection.execute(f"create table {name}_1 partition of {name} for values from (0) to (10)")
+        sink = PostgresSink(server.conninfo, name)
+        sink.check(COLUMNS, [slot])
+        connection.execute(f"create unlogged table {name}_2 partition of {name} for values from (10) to (20)")
+        with pytest.raises(UnavailableError, match=rf"table {name}_2 is unlogged"):
+            publish(sink, slot, 0, batch(a=11))
+        connection.execute(f"alter table {name}_2 set logged")
+    assert publish(sink, slot, 0, batch(a=11)) == 1
+
+
+@pytest.mark.parametrize("has_null", [False, True])
+def test_keys_to_delete_are_found_by_the_index(server: PostgresServer, slot: Slot, has_null: bool) -> None:
+    """A comparison of each key with each row would take minutes for a few thousand keys; null is a key as well."""
+    name = f"many{next(_numbers)}"
+    with psycopg.connect(server.conninfo, autocommit=True) as connection:
+        connection.execute(f"create table {name} (k text, v bigint, unique nulls not distinct (k))")
+        connection.execute(f"insert into {name} select i, i from generate_series(1, 100000) i")
+        connection.execute(f"insert into {name} values (null, 0)")
+        connection.execute(f"analyze {name}")
+    columns = pa.schema({"k": pa.string(), "v": pa.int64(), "gone": pa.bool_()})
+    sink = PostgresSink(server.conninfo, name, key=("k",), delete_when="gone")
+    sink.check(columns, [slot])
+    gone = [str(number) for number in range(1, 5001)]
+    keys = [*gone[:5], None] if has_null else gone
+    began_s = time.monotonic()
+    publish(sink, slot, 0, pa.record_batch({"k": keys, "v": [0] * len(keys), "gone": [True] * len(keys)}, columns))
+    assert time.monotonic() - began_s < 10
+    left = rows(sink)
+    assert len(left) == 100_001 - len(keys)
+    assert ((None, 0) in left) != has_null

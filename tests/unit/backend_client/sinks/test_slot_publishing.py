@@ -296,3 +296,11 @@ def test_marker_of_many_rewinds_stays_short() -> None:
         marker = marker.following(CheckpointRef(10**12 + branch, (10**9 + branch) * BRANCH_GENERATIONS, "u" * 32))
     assert len(marker.to_text()) < 1000
     assert Marker.parse(marker.to_text()) == marker
+
+
+def test_a_step_of_a_start_knows_the_newest_checkpoint() -> None:
+    """A slot may be ahead of it, but not of the job's newest checkpoint, which was lost then."""
+    step = Target(ref(1), is_first=True, stored=(ref(1), ref(2)))
+    assert not is_due(Marker("uid", 3, ref(2)), SLOT, step)
+    with pytest.raises(ConflictError, match=r"has published checkpoint 3\..*its newest one was 2\."):
+        is_due(Marker("uid", 3, ref(3)), SLOT, step)

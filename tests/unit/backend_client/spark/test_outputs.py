@@ -102,5 +102,5 @@ def test_first_target_has_the_checkpoints_of_the_job(monkeypatch: pytest.MonkeyP
     monkeypatch.setattr(outputs, "Publisher", Publisher)
     parts: Any = (Session(), Shipments(), None)
     SinkOutput(SinkPlan(MemorySink(), "output", 2, StructType()), BackendSettings("file:///s", "job"), *parts).start()
-    expected = Target(REFS[1], marked_slots=2, published=7)
-    assert submitted == [(replace(expected, stored=tuple(REFS), used_slots=2), 0)]
+    expected = Target(REFS[1], marked_slots=2, published=7, stored=tuple(REFS), used_slots=2)
+    assert submitted == [(replace(expected, checkpoint=ref), 0) for ref in REFS]

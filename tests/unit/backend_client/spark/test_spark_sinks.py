@@ -19,6 +19,10 @@ class Batch:
         """Run it."""
         function(iter([1, 2]))
 
+    def localCheckpoint(self) -> Batch:
+        """Return the rows, which are computed."""
+        return self
+
 
 @pytest.mark.parametrize(("at_most_once", "attempt", "written"), [(True, 0, True), (True, 1, False), (False, 1, True)])
 def test_a_task_that_is_executed_again_writes_at_most_once(
@@ -28,6 +32,10 @@ def test_a_task_that_is_executed_again_writes_at_most_once(
     seen: list[int] = []
     context = SimpleNamespace(attemptNumber=lambda: attempt, partitionId=lambda: 0)
     monkeypatch.setattr(spark_sinks, "TaskContext", SimpleNamespace(get=lambda: context))
+    released: list[int] = []
+    application = SimpleNamespace(unpersistRDD=lambda number, _: released.append(number))
+    blocks = SimpleNamespace(id=lambda: 7, sparkContext=lambda: application)
+    monkeypatch.setattr(spark_sinks, "local_checkpoint", lambda _: blocks)
     shipments: Any = SimpleNamespace(parcel=lambda target: SimpleNamespace(unpack=lambda: target))
     write = ForeachRows(seen.append).shipped(shipments, at_most_once=at_most_once)
     batch: Any = Batch()
@@ -37,3 +45,4 @@ def test_a_task_that_is_executed_again_writes_at_most_once(
         with pytest.raises(ConflictError, match=r"the task of partition 0 again: .* are not written twice"):
             write(batch, 0)
     assert seen == ([1, 2] if written else [])
+    assert released == ([7] if at_most_once else [])

@@ -7,8 +7,9 @@ from dataclasses import replace
 import pytest
 
 from backend_client.sinks.slot_publishing import Target
-from backend_client.spark.output.stored_sinks import first_target
-from dstl_service.wire import CLOSED_SINK, SINK, CheckpointInfo, CheckpointRef, OperatorInfo
+from backend_client.spark.output.stored_sinks import check_columns, first_target, steps_to
+from dstl_service.wire import BRANCH_GENERATIONS, CLOSED_SINK, SINK, CheckpointInfo, CheckpointRef, OperatorInfo
+from storage.errors import InvalidInputError
 
 REF = CheckpointRef(9, 0, "m9")
 
@@ -73,3 +74,20 @@ def test_start_knows_the_checkpoints_of_its_job() -> None:
 def test_start_after_a_rewind() -> None:
     """All slots are published to where the branch begins, before anything is built on it."""
     assert first_target(latest(REF), sink(), 2) == (Target(REF, starts_branch=True), True)
+
+
+def test_start_publishes_one_checkpoint_after_the_other() -> None:
+    """Not those of other branches, nor what is published, nor in front of a branch's first one."""
+    stored = (CheckpointRef(7, BRANCH_GENERATIONS, "other"), *(CheckpointRef(i, 0, f"m{i}") for i in (5, 6, 8)), REF)
+    target = Target(REF, marked_slots=2, published=5, stored=stored)
+    assert [step.checkpoint.id for step in steps_to(target)] == [6, 8, 9]
+    assert steps_to(target)[-1] == target
+    assert [step.checkpoint.id for step in steps_to(replace(target, published=None))] == [5, 6, 8, 9]
+    assert steps_to(replace(target, starts_branch=True)) == [replace(target, starts_branch=True)]
+
+
+def test_columns_of_one_name_are_refused() -> None:
+    """No sink could tell them apart."""
+    check_columns(["k", "K", "v"])
+    with pytest.raises(InvalidInputError, match="the result has several columns k: rename all but one"):
+        check_columns(["k", "v", "k"])

@@ -16,56 +16,42 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from multiprocessing.process import BaseProcess
 from pathlib import Path
+from threading import Thread
 
 import pyarrow as pa
 
 from backend_client.sinks.protocol import Marker, Sink, Slot
-from dstl_service.wire import BRANCH_GENERATIONS, CheckpointRef
-from storage.errors import FencedError, UnavailableError
+from backend_client.testing.sink_history import (
+    ATOMIC,
+    CHILD_TIMEOUT_S,
+    FENCED,
+    MARKER,
+    ONCE,
+    ORDER,
+    BrokenPromise,
+    History,
+    SinkUnderTest,
+)
+from backend_client.testing.sink_steps import SteppedPublishers, spread
+from storage.errors import InvalidInputError, UnavailableError
 
-ATOMIC = "records and marker are visible together, or neither is"
-ONCE = "each record is seen once"
-ORDER = "records of a slot are seen in the order in which they were published"
-FENCED = "a publisher whose slot another one opened publishes nothing any more"
-MARKER = "the marker of what was published last is found"
+__all__ = ["ATOMIC", "FENCED", "MARKER", "ONCE", "ORDER", "BrokenPromise", "SinkKit"]
+
 _LONG = tuple((10**17 + number, 10**17 + number) for number in range(20))
 """As many earlier branches as a marker has, with the longest names."""
 
 _KILL_STEPS = ("opened", "between records", "all records read", "published")
-_CHILD_TIMEOUT_S = 120.0
+_KILLS, _SUSPENSIONS = 10, 5
+_BLOCKED_S = 1.0
 
 
 @dataclass(frozen=True, slots=True)
-class BrokenPromise:
-    """A promise of the protocol that a sink did not keep, in which history, and what was seen."""
-
-    promise: str
-    history: str
-    seen: str
-
-
-@dataclass(frozen=True, slots=True)
-class SinkKit:
-    """
-    What the kit needs of a sink.
-
-    Args:
-        sink: The sink, with its system running.
-        columns: The columns of its records.
-        batch: Returns the records that stand for these numbers, one each; it is sent to other processes.
-        read: Returns the numbers of all records that a reader of committed data sees now.
-        in_order: Whether `read` returns the records of a slot in the order in which a reader sees them.
-    """
-
-    sink: Sink
-    columns: pa.Schema
-    batch: Callable[[Sequence[int]], pa.RecordBatch]
-    read: Callable[[], Sequence[int]]
-    in_order: bool = True
+class SinkKit(SinkUnderTest):
+    """What the kit needs of a sink; see `SinkUnderTest`."""
 
     def run(self) -> list[BrokenPromise]:
         """Run all histories; return what was broken, nothing for a sink that keeps its promises."""
-        histories: list[Callable[[_History], None]] = [
+        histories: list[Callable[[History], None]] = [
             _plain,
             _rewound,
             _other_slots,
@@ -74,81 +60,22 @@ class SinkKit:
             _older_publisher_within_its_records,
             _older_publisher_without_records,
             _suspended,
+            _suspended_between_steps,
+            _killed_between_steps,
             *(_killed(step) for step in _KILL_STEPS),
         ]
         broken: list[BrokenPromise] = []
         for number, history in enumerate(histories):
-            made = _History(self, number, history.__doc__ or "", broken)
+            made = History(self, number, history.__doc__ or "", broken)
             self.sink.check(self.columns, made.slots)
-            history(made)
+            try:
+                history(made)
+            except InvalidInputError as error:  # of a marker
+                made.expect(MARKER, "a marker", str(error))
         return broken
 
 
-class _History:
-    """One history: a sink name, numbers that no other history uses, and what it has found broken."""
-
-    def __init__(self, kit: SinkKit, number: int, name: str, broken: list[BrokenPromise]) -> None:
-        self.kit = kit
-        self.name = name
-        uid = uuid.uuid4().hex
-        self.slots = [Slot("kit", uid, f"kit-{uid[:8]}", slot, kit.columns) for slot in (0, 1)]
-        self._first = number * 1000 + int(uid[:6], 16) * 100_000
-        self._broken = broken
-
-    def numbers(self, *offsets: int) -> list[int]:
-        """Return this history's own numbers."""
-        return [self._first + offset for offset in offsets]
-
-    def marker(self, checkpoint_id: int, slot: int = 0, branch: int = 0) -> Marker:
-        """Return a slot's marker."""
-        of = self.slots[slot]
-        ref = CheckpointRef(checkpoint_id, branch * BRANCH_GENERATIONS, f"m{checkpoint_id}")
-        return Marker(of.job_uid, slot, ref)
-
-    def publish(self, marker: Marker, *batches: Sequence[int]) -> None:
-        """Open a slot and publish."""
-        publisher = self.kit.sink.open(self.slots[marker.slot])
-        try:
-            publisher.publish([self.kit.batch(self.numbers(*offsets)) for offsets in batches], marker)
-        finally:
-            publisher.close()
-
-    def last(self, slot: int = 0) -> Marker | None:
-        """Open a slot and return its marker."""
-        publisher = self.kit.sink.open(self.slots[slot])
-        try:
-            return publisher.last_published()
-        finally:
-            publisher.close()
-
-    def seen(self) -> list[int]:
-        """Return the offsets of this history's numbers that a reader sees."""
-        return [value - self._first for value in self.kit.read() if 0 <= value - self._first < 1000]
-
-    def expect(self, promise: str, expected: object, seen: object) -> None:
-        """Note a broken promise unless both are equal."""
-        if expected != seen:
-            self._broken.append(BrokenPromise(promise, self.name, f"expected {expected}, seen {seen}"))
-
-    def expect_records(self, *offsets: int) -> None:
-        """Compare what a reader sees."""
-        seen = self.seen()
-        self.expect(ONCE, sorted(offsets), sorted(seen))
-        if self.kit.in_order and sorted(offsets) == sorted(seen):
-            for slot in (0, 1):
-                of_slot = [offset for offset in seen if offset % 2 == slot]
-                self.expect(ORDER, sorted(of_slot), of_slot)
-
-    def expect_fenced(self, publish: Callable[[], object]) -> None:
-        """Note a broken promise unless the call raises `FencedError`."""
-        try:
-            publish()
-        except FencedError:
-            return
-        self.expect(FENCED, "FencedError", "success")
-
-
-def _plain(history: _History) -> None:
+def _plain(history: History) -> None:
     """Two slots publish several checkpoints, one of them without records."""
     history.expect(MARKER, None, history.last())
     history.publish(history.marker(0), [0, 2], [4])
@@ -161,7 +88,7 @@ def _plain(history: _History) -> None:
     history.expect_records(0, 2, 4, 1, 3, 6)
 
 
-def _rewound(history: _History) -> None:
+def _rewound(history: History) -> None:
     """After a rewind the first marker of the new branch is found, though nothing was published with it."""
     history.publish(history.marker(5), [0])
     first = replace(history.marker(3, branch=9), earlier=_LONG)
@@ -171,18 +98,20 @@ def _rewound(history: _History) -> None:
     history.expect_records(0, 2)
 
 
-def _other_slots(history: _History) -> None:
-    """Another sink of the job, and another job's sink of this name, have published nothing."""
+def _other_slots(history: History) -> None:
+    """Another slot, another sink of the job, and another job's sink of this name, have published nothing."""
     history.publish(history.marker(0), [0])
     own = history.slots[0]
-    for other in (replace(own, sink=f"{own.sink}-other"), replace(own, job_uid=uuid.uuid4().hex)):
+    others = (replace(own, sink=f"{own.sink}-other"), replace(own, job_uid=uuid.uuid4().hex))
+    for other in others:
         history.kit.sink.check(history.kit.columns, [other])
+    for other in (*others, history.slots[2]):
         publisher = history.kit.sink.open(other)
         history.expect(MARKER, None, publisher.last_published())
         publisher.close()
 
 
-def _records_that_fail(history: _History) -> None:
+def _records_that_fail(history: History) -> None:
     """The log fails while records are read from it: nothing is visible, and a later try publishes all."""
 
     def records() -> Iterator[pa.RecordBatch]:
@@ -203,7 +132,7 @@ def _records_that_fail(history: _History) -> None:
     history.expect_records(0, 2)
 
 
-def _older_publisher(history: _History) -> None:
+def _older_publisher(history: History) -> None:
     """A publisher that stood still goes on after a newer one has published."""
     older = history.kit.sink.open(history.slots[0])
     history.publish(history.marker(0), [0])
@@ -214,7 +143,7 @@ def _older_publisher(history: _History) -> None:
     history.expect(MARKER, history.marker(0), history.last())
 
 
-def _older_publisher_within_its_records(history: _History) -> None:
+def _older_publisher_within_its_records(history: History) -> None:
     """A newer publisher publishes while an older one is reading its records."""
 
     def records() -> Iterator[pa.RecordBatch]:
@@ -228,7 +157,7 @@ def _older_publisher_within_its_records(history: _History) -> None:
     history.expect_records(0)
 
 
-def _older_publisher_without_records(history: _History) -> None:
+def _older_publisher_without_records(history: History) -> None:
     """A publisher that stood still has only a marker to publish, after a newer one has published more."""
     history.publish(history.marker(0), [0])
     older = history.kit.sink.open(history.slots[0])
@@ -239,22 +168,57 @@ def _older_publisher_without_records(history: _History) -> None:
     history.expect_records(0, 2)
 
 
-def _suspended(history: _History) -> None:
+def _suspended(history: History) -> None:
     """A process is suspended within its records, and resumes after a newer publisher."""
     child = _start(history, "suspended")
     _wait_until_stopped(child)
     history.publish(history.marker(0), [10])
     assert child.pid is not None
     os.kill(child.pid, signal.SIGCONT)
-    child.join(_CHILD_TIMEOUT_S)
+    child.join(CHILD_TIMEOUT_S)
     history.expect_records(10)
     history.expect(MARKER, history.marker(0), history.last())
 
 
-def _killed(step: str) -> Callable[[_History], None]:
-    def run(history: _History) -> None:
+def _killed_between_steps(history: History) -> None:
+    """A publisher is killed at any step after it has read its records."""
+    with SteppedPublishers() as publishers:
+        steps = publishers.steps(history.publishing(0))
+        for number, step in enumerate(spread(steps, _KILLS), 1):
+            publishers.killed(history.publishing(number), step)
+            if history.last() != history.marker(number):
+                history.expect(ATOMIC, history.published(number), sorted(history.seen()))
+            if not _completed(history, number):
+                return
+
+
+def _suspended_between_steps(history: History) -> None:
+    """A process is suspended at any step after it has read its records, and resumes after a newer publisher."""
+    with SteppedPublishers() as publishers:
+        steps = publishers.steps(history.publishing(0))
+        for number, step in enumerate(spread(steps, _SUSPENSIONS), 1):
+            process = publishers.suspended(history.publishing(number), step)
+            newer = Thread(target=history.complete, args=(number,))
+            newer.start()
+            newer.join(_BLOCKED_S)  # the older one may have locked what the newer one needs
+            publishers.resumed(process)
+            newer.join(CHILD_TIMEOUT_S)
+            if not _completed(history, number):
+                return
+
+
+def _completed(history: History, number: int) -> bool:
+    """Publish what is missing; return whether no promise was broken so far."""
+    history.complete(number)
+    history.expect(MARKER, history.marker(number), history.last())
+    history.expect_records(*history.published(number + 1))
+    return not history.is_broken
+
+
+def _killed(step: str) -> Callable[[History], None]:
+    def run(history: History) -> None:
         child = _start(history, step)
-        child.join(_CHILD_TIMEOUT_S)
+        child.join(CHILD_TIMEOUT_S)
         history.expect("the publisher can be killed", -signal.SIGKILL, child.exitcode)
         found = history.last()
         if found is None:
@@ -267,7 +231,7 @@ def _killed(step: str) -> Callable[[_History], None]:
     return run
 
 
-def _start(history: _History, step: str) -> BaseProcess:
+def _start(history: History, step: str) -> BaseProcess:
     batches = [history.kit.batch(history.numbers(*offsets)) for offsets in ([0, 2], [4])]
     process = multiprocessing.get_context("spawn").Process(
         target=_publish_until, args=(history.kit.sink, history.slots[0], batches, history.marker(0), step)
@@ -299,7 +263,7 @@ def _publish_until(sink: Sink, slot: Slot, batches: Sequence[pa.RecordBatch], ma
 
 
 def _wait_until_stopped(child: BaseProcess) -> None:
-    deadline = time.monotonic() + _CHILD_TIMEOUT_S
+    deadline = time.monotonic() + CHILD_TIMEOUT_S
     while Path(f"/proc/{child.pid}/stat").read_text(encoding="ascii").rsplit(")", 1)[1].split()[0] != "T":
         if time.monotonic() > deadline:
             raise TimeoutError("the publisher did not get to its records")

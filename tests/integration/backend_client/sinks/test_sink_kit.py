@@ -25,7 +25,7 @@ from backend_client.testing import sink_kit
 from backend_client.testing.sink_kit import SinkKit
 from dstl_service.wire import CheckpointRef
 from examples.http_sink import HttpSink
-from storage.errors import UnavailableError
+from storage.errors import FencedError, UnavailableError
 from tests.support.kafka_reader import committed_values
 from tools.servers.kafka import KafkaBroker
 from tools.servers.postgres import PostgresServer
@@ -154,8 +154,10 @@ class Careless(Sink):
 class _CarelessPublisher(SlotPublisher):
     def __init__(self, sink: SqliteSink, slot: Slot, fault: str) -> None:
         slot = replace(slot, sink="one") if fault == "mixes sinks" else slot
+        slot = replace(slot, number=slot.number % 2) if fault == "mixes slots" else slot
         self._sink, self._slot, self._fault = sink, slot, fault
         self._publisher = sink.open(slot)
+        self._opened = self._openings()
 
     def last_published(self) -> Marker | None:
         """Return the marker."""
@@ -168,6 +170,20 @@ class _CarelessPublisher(SlotPublisher):
         """Publish with the fault."""
         if self._fault == "writes first":
             return self._write_first(records, marker)
+        if self._fault == "commits twice":
+            return self._write_first(list(records), marker)
+        if self._fault == "looks before":
+            batches = list(records)
+            if self._openings() != self._opened:
+                raise FencedError("the slot was opened again")
+            self._publisher = self._sink.open(self._slot)
+            return self._publisher.publish(batches, marker)
+        if self._fault == "cuts markers":
+            count = self._publisher.publish(records, marker)
+            with closing(sqlite3.connect(self._sink.path)) as connection:
+                connection.execute("update slots set marker = substr(marker, 1, 255)")
+                connection.commit()
+            return count
         batches = list(_until_error(records)) if self._fault == "keeps a part" else records
         if self._fault == "fences nobody":
             batches = list(batches)
@@ -183,6 +199,12 @@ class _CarelessPublisher(SlotPublisher):
     def close(self) -> None:
         """Close the file."""
         self._publisher.close()
+
+    def _openings(self) -> int:
+        key = (self._slot.sink, self._slot.job_uid, self._slot.number)
+        with closing(sqlite3.connect(self._sink.path)) as connection:
+            query = "select opened from slots where (sink, job_uid, slot) = (?, ?, ?)"
+            return int(connection.execute(query, key).fetchone()[0])
 
     def _write_first(self, records: Iterable[pa.RecordBatch], marker: Marker) -> int:
         with closing(sqlite3.connect(self._sink.path)) as connection:
@@ -205,7 +227,11 @@ def _until_error(records: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         ("forgets", sink_kit.MARKER),
         ("forgets branches", sink_kit.MARKER),
         ("mixes sinks", sink_kit.MARKER),
+        ("mixes slots", sink_kit.MARKER),
+        ("cuts markers", sink_kit.MARKER),
         ("keeps a part", sink_kit.ATOMIC),
+        ("commits twice", sink_kit.ATOMIC),
+        ("looks before", sink_kit.ONCE),
         ("fences no marker", sink_kit.FENCED),
         ("writes first", sink_kit.ATOMIC),
         ("fences nobody", sink_kit.FENCED),

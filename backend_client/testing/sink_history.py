@@ -1,0 +1,145 @@
+"""What a history of `sink_kit` does with a sink, and what it finds broken."""
+
+from __future__ import annotations
+
+import time
+import uuid
+from collections.abc import Callable, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+
+import pyarrow as pa
+
+from backend_client.sinks.protocol import Marker, Sink, Slot
+from backend_client.testing.sink_steps import Publishing
+from dstl_service.wire import BRANCH_GENERATIONS, CheckpointRef
+from storage.errors import FencedError, UnavailableError
+
+ATOMIC = "records and marker are visible together, or neither is"
+ONCE = "each record is seen once"
+ORDER = "records of a slot are seen in the order in which they were published"
+FENCED = "a publisher whose slot another one opened publishes nothing any more"
+MARKER = "the marker of what was published last is found"
+
+CHILD_TIMEOUT_S = 120.0
+
+
+@dataclass(frozen=True, slots=True)
+class BrokenPromise:
+    """A promise of the protocol that a sink did not keep, in which history, and what was seen."""
+
+    promise: str
+    history: str
+    seen: str
+
+
+@dataclass(frozen=True, slots=True)
+class SinkUnderTest:
+    """
+    What the kit needs of a sink.
+
+    Args:
+        sink: The sink, with its system running.
+        columns: The columns of its records.
+        batch: Returns the records that stand for these numbers, one each; it is sent to other processes.
+        read: Returns the numbers of all records that a reader of committed data sees now.
+        in_order: Whether `read` returns the records of a slot in the order in which a reader sees them.
+    """
+
+    sink: Sink
+    columns: pa.Schema
+    batch: Callable[[Sequence[int]], pa.RecordBatch]
+    read: Callable[[], Sequence[int]]
+    in_order: bool = True
+
+
+class History:
+    """One history: a sink name, numbers that no other history uses, and what it has found broken."""
+
+    def __init__(self, kit: SinkUnderTest, number: int, name: str, broken: list[BrokenPromise]) -> None:
+        self.kit = kit
+        self.name = name
+        uid = uuid.uuid4().hex
+        self.slots = [Slot("kit", uid, f"kit-{uid[:8]}", slot, kit.columns) for slot in (0, 1, 2)]
+        self._first = number * 1000 + int(uid[:6], 16) * 100_000
+        self._broken = broken
+
+    def numbers(self, *offsets: int) -> list[int]:
+        """Return this history's own numbers."""
+        return [self._first + offset for offset in offsets]
+
+    def marker(self, checkpoint_id: int, slot: int = 0, branch: int = 0) -> Marker:
+        """Return a slot's marker."""
+        of = self.slots[slot]
+        ref = CheckpointRef(checkpoint_id, branch * BRANCH_GENERATIONS, f"m{checkpoint_id}")
+        return Marker(of.job_uid, slot, ref)
+
+    def publishing(self, number: int) -> Publishing:
+        """Return what a publisher publishes as checkpoint `number`, when it is one of many."""
+        batches = [self.kit.batch(self.numbers(*offsets)) for offsets in _offsets(number)]
+        return Publishing(self.kit.sink, self.slots[0], batches, self.marker(number))
+
+    def published(self, number: int) -> list[int]:
+        """Return the offsets of the records of all of these checkpoints before `number`."""
+        return [offset for before in range(number) for offsets in _offsets(before) for offset in offsets]
+
+    def complete(self, number: int) -> None:
+        """Publish a checkpoint of these if it is not, as any publisher would."""
+        deadline = time.monotonic() + CHILD_TIMEOUT_S
+        while time.monotonic() < deadline:
+            with suppress(FencedError, UnavailableError):
+                if self.last() != self.marker(number):
+                    self.publish(self.marker(number), *_offsets(number))
+                return
+
+    @property
+    def is_broken(self) -> bool:
+        """Whether this history has found a broken promise."""
+        return any(item.history == self.name for item in self._broken)
+
+    def publish(self, marker: Marker, *batches: Sequence[int]) -> None:
+        """Open a slot and publish."""
+        publisher = self.kit.sink.open(self.slots[marker.slot])
+        try:
+            publisher.publish([self.kit.batch(self.numbers(*offsets)) for offsets in batches], marker)
+        finally:
+            publisher.close()
+
+    def last(self, slot: int = 0) -> Marker | None:
+        """Open a slot and return its marker."""
+        publisher = self.kit.sink.open(self.slots[slot])
+        try:
+            return publisher.last_published()
+        finally:
+            publisher.close()
+
+    def seen(self) -> list[int]:
+        """Return the offsets of this history's numbers that a reader sees."""
+        return [value - self._first for value in self.kit.read() if 0 <= value - self._first < 1000]
+
+    def expect(self, promise: str, expected: object, seen: object) -> None:
+        """Note a broken promise unless both are equal."""
+        if expected != seen:
+            self._broken.append(BrokenPromise(promise, self.name, f"expected {expected}, seen {seen}"))
+
+    def expect_records(self, *offsets: int) -> None:
+        """Compare what a reader sees."""
+        seen = self.seen()
+        self.expect(ONCE, sorted(offsets), sorted(seen))
+        if self.kit.in_order and sorted(offsets) == sorted(seen):
+            for slot in (0, 1):
+                of_slot = [offset for offset in seen if offset % 2 == slot]
+                self.expect(ORDER, sorted(of_slot), of_slot)
+
+    def expect_fenced(self, publish: Callable[[], object]) -> None:
+        """Note a broken promise unless the call raises `FencedError`."""
+        try:
+            publish()
+        except FencedError:
+            return
+        self.expect(FENCED, "FencedError", "success")
+
+
+def _offsets(number: int) -> tuple[list[int], list[int]]:
+    first = 6 * number
+    return [first, first + 2], [first + 4]

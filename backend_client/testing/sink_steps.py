@@ -1,0 +1,131 @@
+"""
+Stops publishers at any step of their own after they have read their records; for `sink_kit`.
+
+A step is the end of a call within `publish`. A process that has imported everything forks once for each publisher.
+"""
+
+from __future__ import annotations
+
+import multiprocessing
+import os
+import signal
+import sys
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from multiprocessing.connection import Connection
+from types import FrameType, TracebackType
+from typing import Any, Self
+
+import pyarrow as pa
+
+from backend_client.sinks.protocol import Marker, Sink, Slot
+
+_TIMEOUT_S = 120.0
+
+
+@dataclass(frozen=True, slots=True)
+class Publishing:
+    """What a publisher publishes."""
+
+    sink: Sink
+    slot: Slot
+    batches: Sequence[pa.RecordBatch]
+    marker: Marker
+
+
+class SteppedPublishers:
+    """Processes that publish, and stop at a step."""
+
+    def __enter__(self) -> Self:
+        context = multiprocessing.get_context("spawn")
+        self._answers, other = context.Pipe()
+        self._process = context.Process(target=_serve, args=(other,))
+        self._process.start()
+        other.close()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._answers.close()
+        self._process.join(_TIMEOUT_S)
+
+    def steps(self, what: Publishing) -> int:
+        """Publish; return the number of steps."""
+        return self._ask(what, 0, 0)
+
+    def killed(self, what: Publishing, step: int) -> None:
+        """Publish until a step, at which the publisher is killed."""
+        self._ask(what, step, signal.SIGKILL)
+
+    def suspended(self, what: Publishing, step: int) -> int:
+        """Publish until a step, at which the publisher stands still; return its process, 0 if it has ended before."""
+        return self._ask(what, step, signal.SIGSTOP)
+
+    def resumed(self, process: int) -> None:
+        """Let a publisher go on to its end."""
+        if process:
+            os.kill(process, signal.SIGCONT)
+            self._answer()
+
+    def _ask(self, what: Publishing, step: int, sent: int) -> int:
+        self._answers.send((what, step, sent))
+        return self._answer()
+
+    def _answer(self) -> int:
+        if not self._answers.poll(_TIMEOUT_S):
+            raise TimeoutError("a publisher did not end")
+        return int(self._answers.recv())
+
+
+def spread(steps: int, count: int) -> list[int]:
+    """Return at most `count` of the steps 1..steps, the first and the last among them."""
+    count = min(steps, count)
+    return [1 + number * (steps - 1) // max(count - 1, 1) for number in range(count)]
+
+
+def _serve(answers: Connection) -> None:
+    """Fork a publisher for each request."""
+    while True:
+        try:
+            what, step, sent = answers.recv()
+        except EOFError:
+            return
+        child = os.fork()
+        if child == 0:
+            try:
+                steps = _publish(what, step, sent)
+                if not sent:
+                    answers.send(steps)
+            finally:
+                os._exit(0)
+        _, status = os.waitpid(child, os.WUNTRACED)
+        if os.WIFSTOPPED(status):
+            answers.send(child)
+            os.waitpid(child, 0)
+        if sent:
+            answers.send(0)
+
+
+def _publish(what: Publishing, stop_at: int, sent: int) -> int:
+    """Publish, and send a signal to this process at a step; return the number of steps."""
+    steps = 0
+
+    def count(_: FrameType, event: str, __: Any) -> None:
+        nonlocal steps
+        if event in ("return", "c_return"):
+            steps += 1
+            if steps == stop_at:
+                os.kill(os.getpid(), sent)
+
+    def records() -> Iterator[pa.RecordBatch]:
+        yield from what.batches
+        sys.setprofile(count)
+
+    publisher = what.sink.open(what.slot)
+    try:
+        publisher.publish(records(), what.marker)
+    finally:
+        sys.setprofile(None)
+    publisher.close()
+    return steps

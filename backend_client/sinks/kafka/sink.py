@@ -69,6 +69,8 @@ class KafkaSink(Sink):
         if self.topic is not None:
             check.topic(self.topic)
         markers = self._marker_topic(slots[0])
+        if markers == self.topic:
+            raise InvalidInputError(f"topic {markers!r} cannot have the sink's markers, too: readers would see them")
         ensure_topic(connection, markers, len(slots), self.topic)
         check.marker_topic(markers)
         if self.topic is not None:
@@ -122,6 +124,8 @@ class _KafkaPublisher(SlotPublisher):
             producer.begin_transaction()
             for batch in records:
                 for topic, message in _messages(batch, self._sink.topic):
+                    if topic == self._marker_topic:
+                        raise UnavailableError(f"the column topic names {topic!r}, the topic of the sink's markers")
                     self._produce(topic, **message)
                     count += 1
                 if self._refused is not None:

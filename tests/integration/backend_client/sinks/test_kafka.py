@@ -212,6 +212,7 @@ def test_columns_of_a_record(broker: KafkaBroker, slot: Slot) -> None:
     publisher.close()
     for column, kind, value, what in (
         ("topic", pa.string(), None, "has no topic"),
+        ("topic", pa.string(), f"{slot.job}.out.markers", "names .*, the topic of the sink's markers"),
         ("headers", headers, [None], "has a header without a key"),
         ("partition", pa.int64(), 2**40, "column partition has 1099511627776, which no topic has"),
     ):
@@ -279,7 +280,9 @@ def test_broker_that_is_away(slot: Slot) -> None:
     ],
 )
 def test_columns_are_checked(broker: KafkaBroker, slot: Slot, columns: pa.Schema, message: str) -> None:
-    """The error says what to select."""
+    """The error says what to select; records and markers are apart."""
+    with pytest.raises(InvalidInputError, match="cannot have the sink's markers, too"):
+        KafkaSink(broker.servers, slot.job, marker_topic=slot.job).check(COLUMNS, [slot])
     with pytest.raises(InvalidInputError, match=message):
         KafkaSink(broker.servers, "t").check(columns, [slot])
 

@@ -173,11 +173,7 @@ class _CarelessPublisher(SlotPublisher):
         if self._fault == "commits twice":
             return self._write_first(list(records), marker)
         if self._fault == "looks before":
-            batches = list(records)
-            if self._openings() != self._opened:
-                raise FencedError("the slot was opened again")
-            self._publisher = self._sink.open(self._slot)
-            return self._publisher.publish(batches, marker)
+            return self._look_before(list(records), marker)
         if self._fault == "cuts markers":
             count = self._publisher.publish(records, marker)
             with closing(sqlite3.connect(self._sink.path)) as connection:
@@ -199,6 +195,12 @@ class _CarelessPublisher(SlotPublisher):
     def close(self) -> None:
         """Close the file."""
         self._publisher.close()
+
+    def _look_before(self, batches: Sequence[pa.RecordBatch], marker: Marker) -> int:
+        if self._openings() != self._opened:
+            raise FencedError("the slot was opened again")
+        self._publisher = self._sink.open(self._slot)
+        return self._publisher.publish(batches, marker)
 
     def _openings(self) -> int:
         key = (self._slot.sink, self._slot.job_uid, self._slot.number)

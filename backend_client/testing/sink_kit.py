@@ -41,7 +41,7 @@ _LONG = tuple((10**17 + number, 10**17 + number) for number in range(20))
 """As many earlier branches as a marker has, with the longest names."""
 
 _KILL_STEPS = ("opened", "between records", "all records read", "published")
-_KILLS, _SUSPENSIONS = 10, 5
+_KILLS, _SUSPENSIONS = 8, 4
 _BLOCKED_S = 1.0
 
 
@@ -188,6 +188,7 @@ def _killed_between_steps(history: History) -> None:
             publishers.killed(history.publishing(number), step)
             if history.last() != history.marker(number):
                 history.expect(ATOMIC, history.published(number), sorted(history.seen()))
+                history.complete(number)
             if not _completed(history, number):
                 return
 
@@ -208,8 +209,7 @@ def _suspended_between_steps(history: History) -> None:
 
 
 def _completed(history: History, number: int) -> bool:
-    """Publish what is missing; return whether no promise was broken so far."""
-    history.complete(number)
+    """Look for a checkpoint and its records; return whether no promise was broken so far."""
     history.expect(MARKER, history.marker(number), history.last())
     history.expect_records(*history.published(number + 1))
     return not history.is_broken

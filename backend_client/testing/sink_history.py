@@ -11,7 +11,7 @@ from dataclasses import dataclass
 import pyarrow as pa
 
 from backend_client.sinks.protocol import Marker, Sink, Slot
-from backend_client.testing.sink_steps import Publishing
+from backend_client.testing.sink_steps import Publishing, SteppedPublishers
 from dstl_service.wire import BRANCH_GENERATIONS, CheckpointRef
 from storage.errors import FencedError, UnavailableError
 
@@ -56,8 +56,11 @@ class SinkUnderTest:
 class History:
     """One history: a sink name, numbers that no other history uses, and what it has found broken."""
 
-    def __init__(self, kit: SinkUnderTest, number: int, name: str, broken: list[BrokenPromise]) -> None:
+    def __init__(
+        self, kit: SinkUnderTest, number: int, name: str, broken: list[BrokenPromise], publishers: SteppedPublishers
+    ) -> None:
         self.kit = kit
+        self.publishers = publishers
         self.name = name
         uid = uuid.uuid4().hex
         self.slots = [Slot("kit", uid, f"kit-{uid[:8]}", slot, kit.columns) for slot in (0, 1, 2)]

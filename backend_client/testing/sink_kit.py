@@ -7,20 +7,13 @@ used for any number of calls.
 
 from __future__ import annotations
 
-import multiprocessing
-import os
-import signal
-import time
 import uuid
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
-from multiprocessing.process import BaseProcess
-from pathlib import Path
 from threading import Thread
 
 import pyarrow as pa
 
-from backend_client.sinks.protocol import Marker, Sink, Slot
 from backend_client.testing.sink_history import (
     ATOMIC,
     CHILD_TIMEOUT_S,
@@ -65,13 +58,14 @@ class SinkKit(SinkUnderTest):
             *(_killed(step) for step in _KILL_STEPS),
         ]
         broken: list[BrokenPromise] = []
-        for number, history in enumerate(histories):
-            made = History(self, number, history.__doc__ or "", broken)
-            self.sink.check(self.columns, made.slots)
-            try:
-                history(made)
-            except InvalidInputError as error:  # of a marker
-                made.expect(MARKER, "a marker", str(error))
+        with SteppedPublishers() as publishers:
+            for number, history in enumerate(histories):
+                made = History(self, number, history.__doc__ or "", broken, publishers)
+                self.sink.check(self.columns, made.slots)
+                try:
+                    history(made)
+                except InvalidInputError as error:  # of a marker
+                    made.expect(MARKER, "a marker", str(error))
         return broken
 
 
@@ -170,42 +164,37 @@ def _older_publisher_without_records(history: History) -> None:
 
 def _suspended(history: History) -> None:
     """A process is suspended within its records, and resumes after a newer publisher."""
-    child = _start(history, "suspended")
-    _wait_until_stopped(child)
+    process = history.publishers.suspended(history.publishing(0), "between records")
     history.publish(history.marker(0), [10])
-    assert child.pid is not None
-    os.kill(child.pid, signal.SIGCONT)
-    child.join(CHILD_TIMEOUT_S)
+    history.publishers.resumed(process)
     history.expect_records(10)
     history.expect(MARKER, history.marker(0), history.last())
 
 
 def _killed_between_steps(history: History) -> None:
     """A publisher is killed at any step after it has read its records."""
-    with SteppedPublishers() as publishers:
-        steps = publishers.steps(history.publishing(0))
-        for number, step in enumerate(spread(steps, _KILLS), 1):
-            publishers.killed(history.publishing(number), step)
-            if history.last() != history.marker(number):
-                history.expect(ATOMIC, history.published(number), sorted(history.seen()))
-                history.complete(number)
-            if not _completed(history, number):
-                return
+    steps = history.publishers.steps(history.publishing(0))
+    for number, step in enumerate(spread(steps, _KILLS), 1):
+        history.publishers.killed(history.publishing(number), step)
+        if history.last() != history.marker(number):
+            history.expect(ATOMIC, history.published(number), sorted(history.seen()))
+            history.complete(number)
+        if not _completed(history, number):
+            return
 
 
 def _suspended_between_steps(history: History) -> None:
     """A process is suspended at any step after it has read its records, and resumes after a newer publisher."""
-    with SteppedPublishers() as publishers:
-        steps = publishers.steps(history.publishing(0))
-        for number, step in enumerate(spread(steps, _SUSPENSIONS), 1):
-            process = publishers.suspended(history.publishing(number), step)
-            newer = Thread(target=history.complete, args=(number,))
-            newer.start()
-            newer.join(_BLOCKED_S)  # the older one may have locked what the newer one needs
-            publishers.resumed(process)
-            newer.join(CHILD_TIMEOUT_S)
-            if not _completed(history, number):
-                return
+    steps = history.publishers.steps(history.publishing(0))
+    for number, step in enumerate(spread(steps, _SUSPENSIONS), 1):
+        process = history.publishers.suspended(history.publishing(number), step)
+        newer = Thread(target=history.complete, args=(number,))
+        newer.start()
+        newer.join(_BLOCKED_S)  # the older one may have locked what the newer one needs
+        history.publishers.resumed(process)
+        newer.join(CHILD_TIMEOUT_S)
+        if not _completed(history, number):
+            return
 
 
 def _completed(history: History, number: int) -> bool:
@@ -217,9 +206,8 @@ def _completed(history: History, number: int) -> bool:
 
 def _killed(step: str) -> Callable[[History], None]:
     def run(history: History) -> None:
-        child = _start(history, step)
-        child.join(CHILD_TIMEOUT_S)
-        history.expect("the publisher can be killed", -signal.SIGKILL, child.exitcode)
+        is_killed = history.publishers.killed(history.publishing(0), step)
+        history.expect("the publisher can be killed", True, is_killed)
         found = history.last()
         if found is None:
             history.expect(ATOMIC, [], history.seen())
@@ -229,42 +217,3 @@ def _killed(step: str) -> Callable[[History], None]:
 
     run.__doc__ = f"A publisher is killed: {step}."
     return run
-
-
-def _start(history: History, step: str) -> BaseProcess:
-    batches = [history.kit.batch(history.numbers(*offsets)) for offsets in ([0, 2], [4])]
-    process = multiprocessing.get_context("spawn").Process(
-        target=_publish_until, args=(history.kit.sink, history.slots[0], batches, history.marker(0), step)
-    )
-    process.start()
-    return process
-
-
-def _publish_until(sink: Sink, slot: Slot, batches: Sequence[pa.RecordBatch], marker: Marker, step: str) -> None:
-    """Publish in a process of its own, which kills or suspends itself at a step."""
-
-    def reach(name: str) -> None:
-        if step == name:
-            os.kill(os.getpid(), signal.SIGKILL)
-        if step == "suspended" and name == "between records":
-            os.kill(os.getpid(), signal.SIGSTOP)
-
-    def records() -> Iterator[pa.RecordBatch]:
-        for number, batch in enumerate(batches):
-            if number == 1:
-                reach("between records")
-            yield batch
-        reach("all records read")
-
-    publisher = sink.open(slot)
-    reach("opened")
-    publisher.publish(records(), marker)
-    reach("published")
-
-
-def _wait_until_stopped(child: BaseProcess) -> None:
-    deadline = time.monotonic() + CHILD_TIMEOUT_S
-    while Path(f"/proc/{child.pid}/stat").read_text(encoding="ascii").rsplit(")", 1)[1].split()[0] != "T":
-        if time.monotonic() > deadline:
-            raise TimeoutError("the publisher did not get to its records")
-        time.sleep(0.02)

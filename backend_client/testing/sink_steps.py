@@ -1,7 +1,8 @@
 """
-Stops publishers at any step of their own after they have read their records; for `sink_kit`.
+Kills and suspends publishers at steps: named ones, and any of their own after they have read their records.
 
-A step is the end of a call within `publish`. A process that has imported everything forks once for each publisher.
+A step of their own is the end of a call within `publish`, and has a number. A process that has imported everything
+forks once for each publisher.
 """
 
 from __future__ import annotations
@@ -54,11 +55,11 @@ class SteppedPublishers:
         """Publish; return the number of steps."""
         return self._ask(what, 0, 0)
 
-    def killed(self, what: Publishing, step: int) -> None:
-        """Publish until a step, at which the publisher is killed."""
-        self._ask(what, step, signal.SIGKILL)
+    def killed(self, what: Publishing, step: int | str) -> bool:
+        """Publish until a step, at which the publisher is killed; return whether it got there."""
+        return bool(self._ask(what, step, signal.SIGKILL))
 
-    def suspended(self, what: Publishing, step: int) -> int:
+    def suspended(self, what: Publishing, step: int | str) -> int:
         """Publish until a step, at which the publisher stands still; return its process, 0 if it has ended before."""
         return self._ask(what, step, signal.SIGSTOP)
 
@@ -68,7 +69,7 @@ class SteppedPublishers:
             os.kill(process, signal.SIGCONT)
             self._answer()
 
-    def _ask(self, what: Publishing, step: int, sent: int) -> int:
+    def _ask(self, what: Publishing, step: int | str, sent: int) -> int:
         self._answers.send((what, step, sent))
         return self._answer()
 
@@ -93,23 +94,29 @@ def _serve(answers: Connection) -> None:
             return
         child = os.fork()
         if child == 0:
+            code = 1
             try:
                 steps = _publish(what, step, sent)
                 if not sent:
                     answers.send(steps)
+                code = 0
             finally:
-                os._exit(0)
+                os._exit(code)
         _, status = os.waitpid(child, os.WUNTRACED)
         if os.WIFSTOPPED(status):
             answers.send(child)
-            os.waitpid(child, 0)
-        if sent:
-            answers.send(0)
+            _, status = os.waitpid(child, 0)
+        if sent or status:
+            answers.send(int(os.WIFSIGNALED(status)))
 
 
-def _publish(what: Publishing, stop_at: int, sent: int) -> int:
-    """Publish, and send a signal to this process at a step; return the number of steps."""
+def _publish(what: Publishing, stop_at: int | str, sent: int) -> int:
+    """Publish, and send a signal to this process at a step; return the number of the publisher's own steps."""
     steps = 0
+
+    def reach(name: str) -> None:
+        if name == stop_at:
+            os.kill(os.getpid(), sent)
 
     def count(_: FrameType, event: str, __: Any) -> None:
         nonlocal steps
@@ -119,13 +126,19 @@ def _publish(what: Publishing, stop_at: int, sent: int) -> int:
                 os.kill(os.getpid(), sent)
 
     def records() -> Iterator[pa.RecordBatch]:
-        yield from what.batches
+        for number, batch in enumerate(what.batches):
+            if number == 1:
+                reach("between records")
+            yield batch
+        reach("all records read")
         sys.setprofile(count)
 
     publisher = what.sink.open(what.slot)
+    reach("opened")
     try:
         publisher.publish(records(), what.marker)
     finally:
         sys.setprofile(None)
+    reach("published")
     publisher.close()
     return steps

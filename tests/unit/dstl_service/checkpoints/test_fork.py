@@ -416,6 +416,8 @@ def test_collection_of_a_deletion_that_died_before_its_look_spares_forks(family:
     deletions = Deletions(family.store, family.parent.clock, family.ids())
 
     assert deletions.of("job") is not None
+    with pytest.raises(ConflictError, match="forks need its objects: fork"):  # a repeated deletion looks again
+        deletions.bury("job", "ann", 0)
     assert deletions.collect_expired() == []
     assert family.missing() == set()
     family.delete("fork")

@@ -249,23 +249,28 @@ class Deletions:
 
     def collect_expired(self) -> list[Removal]:
         """Collect all jobs whose time to undo has expired; a failure is logged, and the next call retries."""
-        now_ms = self._clock.now_ms()
         removals: list[Removal] = []
         damage: list[str] = []
         found = list(self.all(damage.append))
         for message in damage:
             logger.error("a tombstone cannot be read, so its job is not collected", extra={"error": message})
-        for tombstone in [one for one in found if one.until_ms <= now_ms]:
+        for tombstone in found:
             try:
-                removal = self.collect(tombstone) if self._is_over(tombstone) else None
+                removal = self.collect(tombstone) if self.is_over(tombstone) else None
             except DstlError as error:
                 logger.warning("deleted job was not collected", extra={"job": tombstone.job, "error": str(error)})
                 continue
             removals += [removal] if removal is not None else []
         return removals
 
-    def _is_over(self, tombstone: Tombstone) -> bool:
-        """Return whether the time to undo has passed by the store's own clock: this process's may be far ahead."""
+    def is_over(self, tombstone: Tombstone) -> bool:
+        """
+        Return whether the time to undo has passed.
+
+        This process's clock only saves requests until then, and may be far ahead: the store's own decides.
+        """
+        if self._clock.now_ms() < tombstone.until_ms:
+            return False
         now = f"{PROBE_FOLDER}/{self._ids.unique_id()}"
         try:
             self._store.put(now, b"now")

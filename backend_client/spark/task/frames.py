@@ -1,18 +1,15 @@
 """
-Converts between Arrow batches and the pandas frames of a user's function.
+Converts Arrow batches to the pandas frames of a user's function; for its output see `frame_output`.
 
 A batch becomes one frame, and each key gets a slice of it. pandas' own slicing costs ten times as much as a state call,
 so slices are built from the frame's blocks. Columns have the types of Spark's own pandas API: integers of any width
 become 64-bit (beside an initial state not in Spark 4.1), integers with nulls become floats, and timestamps are in the
 session's time zone without zone info.
-Returned frames with equal column types are converted together.
 """
 
 from __future__ import annotations
 
-from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from copy import deepcopy
 from dataclasses import dataclass
 from itertools import chain
 from keyword import iskeyword
@@ -22,13 +19,9 @@ import numpy as np
 import pandas as pd
 import pyarrow as pa
 import pyarrow.compute as pc
-from pyspark.sql.types import DataType, StructType
 
 from backend_client.spark.private.frames import (
     SlicedFrame,
-    arrow_type,
-    column_arrays,
-    converter_from_pandas,
     converter_to_pandas,
     keeps_column_types,
     spark_type,
@@ -36,7 +29,6 @@ from backend_client.spark.private.frames import (
 from backend_client.spark.task.initial_rows import InitialRows
 from backend_client.spark.task.pandas_settings import PandasSettings
 from backend_client.spark.task.rows import GroupedRows
-from storage.errors import InvalidInputError
 
 
 class GroupedFrames(GroupedRows):
@@ -51,17 +43,18 @@ class GroupedFrames(GroupedRows):
         batches: Iterable[pa.RecordBatch],
         key_count: int,
         names: Sequence[str],
-        timezone: str,
+        settings: PandasSettings,
         initial: InitialFrames | None = None,
     ) -> None:
         super().__init__(batches, key_count, names)
         self._names = names
-        self._timezone = timezone
+        self._timezone = settings.timezone
+        self._integers_stay = settings.integers_stay
         self._initial = initial
 
     def _rows(self, columns: Sequence[pa.Array]) -> Any:
         if self._initial is None:
-            return _Parts(self._frame(columns, self._names))
+            return self._alike(columns, self._names)
         inputs, marker, initials = self._initial.divide(columns)
         return _Pairs(
             np.concatenate(([0], np.cumsum(marker.to_numpy(zero_copy_only=False)))),
@@ -69,9 +62,14 @@ class GroupedFrames(GroupedRows):
             self._parts(inputs, self._initial.input_names),
         )
 
-    def _parts(self, columns: Sequence[pa.Array], names: Sequence[str]) -> _Parts | _OwnTypes:
+    def _parts(self, columns: Sequence[pa.Array], names: Sequence[str]) -> _Parts | _Slices | _OwnTypes:
         if keeps_column_types():
             return _OwnTypes(columns, names, self._timezone)
+        return self._alike(columns, names)
+
+    def _alike(self, columns: Sequence[pa.Array], names: Sequence[str]) -> _Parts | _Slices:
+        if self._integers_stay:
+            return _Slices(columns, lambda part: self._frame(part, names))
         return _Parts(self._frame(columns, names))
 
     def _frame(self, columns: Sequence[pa.Array], names: Sequence[str]) -> pd.DataFrame:
@@ -86,6 +84,8 @@ class GroupedFrames(GroupedRows):
                 column = pc.local_timestamp(column.cast(pa.timestamp(kind.unit, self._timezone)))
             return column.cast(pa.timestamp("ns")).to_pandas()
         if pa.types.is_integer(kind):
+            if self._integers_stay:
+                return _whole_numbers(column)
             series = column.to_pandas()
             return series if series.dtype == np.float64 else series.astype(np.int64)
         if pa.types.is_floating(kind):
@@ -119,6 +119,22 @@ class _Parts:
         return part.infer_objects() if self._infer else part
 
 
+class _Slices:
+    """Columns of which a slice holds one frame, whose types its own nulls decide."""
+
+    __slots__ = ("_columns", "_frame")
+
+    def __init__(self, columns: Sequence[pa.Array], frame: Callable[[Sequence[pa.Array]], pd.DataFrame]) -> None:
+        self._columns = columns
+        self._frame = frame
+
+    def __iter__(self) -> Iterator[pd.DataFrame]:
+        return iter(self[:])
+
+    def __getitem__(self, rows: slice) -> tuple[pd.DataFrame]:
+        return (self._frame([column[rows] for column in self._columns]),)
+
+
 class _OwnTypes:
     """Columns of which a slice holds one frame; its own nulls decide its types, and it has the columns' own names."""
 
@@ -146,7 +162,10 @@ class _Pairs:
     """Initial rows followed by input rows; a slice by rows holds one pair."""
 
     def __init__(
-        self, inputs_before: np.ndarray[Any, Any], initial: _Parts | _OwnTypes, inputs: _Parts | _OwnTypes
+        self,
+        inputs_before: np.ndarray[Any, Any],
+        initial: _Parts | _Slices | _OwnTypes,
+        inputs: _Parts | _Slices | _OwnTypes,
     ) -> None:
         self._inputs_before = inputs_before
         self._initial = initial
@@ -193,119 +212,12 @@ class InitialFrames(InitialRows):
         return split
 
 
-class FramesToArrow:
-    """
-    Builds Arrow columns from the frames that a user's function yields, matching columns by name as Spark does.
-
-    Args:
-        schema: The operator's output schema.
-        settings: The session's pandas settings.
-    """
-
-    def __init__(self, schema: StructType, settings: PandasSettings) -> None:
-        self.names = schema.names
-        arrow = arrow_type(schema)
-        self.types = [arrow.field(position).type for position in range(arrow.num_fields)]
-        self._settings = settings
-        self._nested = [pa.types.is_nested(kind) for kind in self.types]
-        self._convert = [_from_pandas(field.dataType, settings.timezone) for field in schema.fields]
-
-    def taken(self, frames: Iterator[Any]) -> Iterator[list[Any]]:
-        """Yield each frame's arrays as they are now: as on Spark, a processor may change what it has yielded."""
-        for frame in frames:
-            yield [
-                deepcopy(array) if nested and array.dtype == object else array.copy()
-                for array, nested in zip(self._arrays(frame), self._nested, strict=True)
-            ]
-
-    def columns(self, frames: Sequence[list[Any]]) -> list[pa.Array]:
-        """
-        Return one array per field, of frames that `taken` has yielded.
-
-        Raises:
-            InvalidInputError: A yielded object is not a frame, a column is missing, or a value does not fit its type.
-        """
-        alike: dict[Any, list[int]] = defaultdict(list)
-        for position, arrays in enumerate(frames):
-            alike[tuple(array.dtype for array in arrays)].append(position)
-        if not frames:
-            return [pa.nulls(0, kind) for kind in self.types]
-        pieces: list[list[pa.Array]] = []
-        for positions in alike.values():
-            try:
-                columns = zip(*(frames[at] for at in positions), strict=True)
-                pieces.append(self._to_arrow([_joined(arrays) for arrays in columns]))
-            except InvalidInputError:  # object columns may have uniform types only within each frame
-                pieces += [self._to_arrow(frames[at]) for at in positions]
-        joined = [pa.concat_arrays(arrays) for arrays in zip(*pieces, strict=True)]
-        if len(alike) == 1:
-            return joined
-        lengths = [len(arrays[0]) for arrays in frames]
-        starts = np.cumsum([0, *lengths])
-        order = np.concatenate(
-            [np.arange(starts[at], starts[at + 1]) for positions in alike.values() for at in positions]
-        )
-        places = pa.array(np.argsort(order, kind="stable"))
-        return [array.take(places) for array in joined]
-
-    def _arrays(self, frame: Any) -> list[Any]:
-        if not isinstance(frame, pd.DataFrame):
-            raise InvalidInputError(
-                f"the processor yielded {type(frame).__name__}; in the pandas API it must yield pandas.DataFrame"
-            )
-        arrays = column_arrays(frame)
-        labels = frame.columns.tolist()
-        if labels == self.names:
-            return arrays
-        if not labels:
-            return [np.full(len(frame), None, dtype=object) for _ in self.names]
-        if self._settings.by_name and any(isinstance(label, str) for label in labels):
-            missing = [name for name in self.names if name not in labels]
-            if missing:
-                raise InvalidInputError(
-                    f"the processor yielded a frame with the columns {', '.join(map(str, labels))}, which lacks "
-                    f"{', '.join(missing)} of the output schema"
-                )
-            return [arrays[labels.index(name)] for name in self.names]
-        if len(arrays) < len(self.names):
-            raise InvalidInputError(
-                f"the processor yielded a frame with {len(arrays)} columns, the output schema has {len(self.names)}"
-            )
-        return arrays[: len(self.names)]
-
-    def _to_arrow(self, arrays: Sequence[Any]) -> list[pa.Array]:
-        converted = []
-        for name, kind, convert, array in zip(self.names, self.types, self._convert, arrays, strict=True):
-            try:
-                converted.append(self._column(convert(pd.Series(array)), kind))
-            except (pa.ArrowException, ValueError, TypeError, OverflowError) as error:
-                raise InvalidInputError(
-                    f"values of output column {name!r} do not fit its type {kind}: {error}"
-                ) from error
-        return converted
-
-    def _column(self, series: pd.Series[Any], kind: pa.DataType) -> pa.Array:
-        mask = None if hasattr(series.array, "__arrow_array__") else series.isna()
-        safely = self._settings.safely
-        try:
-            return pa.Array.from_pandas(series, mask=mask, type=kind, safe=safely)
-        except pa.ArrowInvalid:
-            return pa.Array.from_pandas(series, mask=mask).cast(kind, safe=safely)
-
-
-def _from_pandas(kind: DataType, timezone: str) -> Callable[[pd.Series[Any]], pd.Series[Any]]:
-    convert = converter_from_pandas(kind, timezone)
-
-    def whole(series: pd.Series[Any]) -> pd.Series[Any]:
-        if isinstance(series.dtype, pd.CategoricalDtype):
-            series = series.astype(series.dtype.categories.dtype)
-        return convert(series)  # type: ignore[no-any-return]
-
-    return whole
-
-
-def _joined(arrays: Sequence[Any]) -> Any:
-    return arrays[0] if len(arrays) == 1 else np.concatenate(arrays)
+def _whole_numbers(column: pa.Array) -> Any:
+    """Return whole numbers in their own width, as objects beside `pandas.NA` if there are nulls."""
+    if not column.null_count:
+        return column.to_pandas()
+    width = column.type.to_pandas_dtype()
+    return np.array([pd.NA if number is None else width(number) for number in column.to_pylist()], dtype=object)
 
 
 def _attribute_names(names: Sequence[str]) -> list[str]:

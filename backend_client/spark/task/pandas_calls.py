@@ -18,7 +18,8 @@ from pyspark.sql.streaming import StatefulProcessor
 from pyspark.sql.types import StructType
 
 from backend_client.portions import Portion
-from backend_client.spark.task.frames import FramesToArrow, GroupedFrames, InitialFrames
+from backend_client.spark.task.frame_output import FramesToArrow
+from backend_client.spark.task.frames import GroupedFrames, InitialFrames
 from backend_client.spark.task.pandas_settings import PandasSettings
 from backend_client.spark.task.row_calls import RowCalls
 
@@ -43,7 +44,7 @@ def pandas_calls(
     to_arrow = FramesToArrow(output, settings)
     return (
         replace(calls, processor=processor, portion=Portion(_FRAMES), initial=initial, take=to_arrow.taken),
-        GroupedFrames(batches, key_count, names, settings.timezone, initial),
+        GroupedFrames(batches, key_count, names, settings, initial),
         to_arrow,
     )
 

@@ -92,9 +92,16 @@ def converter_from_pandas(kind: DataType, timezone: str, *, decimals_of_integers
     # PySpark 4.1 lacks this argument.
     name = "int_to_decimal_coercion_enabled"
     with needed("_create_converter_from_pandas", _ROWS_API):
-        convert = spark_types._create_converter_from_pandas
-        more = {name: decimals_of_integers} if name in signature(convert).parameters else {}
-        return convert(kind, timezone=timezone, error_on_duplicated_field_names=False, **more)
+        make = spark_types._create_converter_from_pandas
+        more = {name: decimals_of_integers} if name in signature(make).parameters else {}
+        convert = make(kind, timezone=timezone, error_on_duplicated_field_names=False, **more)
+
+    def whole(series: pd.Series[Any]) -> Any:
+        if isinstance(series.dtype, pd.CategoricalDtype):
+            series = series.astype(series.dtype.categories.dtype)
+        return convert(series)
+
+    return whole
 
 
 def keeps_column_types() -> bool:

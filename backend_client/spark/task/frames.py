@@ -1,15 +1,18 @@
 """
-Converts Arrow batches to the pandas frames of a user's function; for its output see `frame_output`.
+Converts between Arrow batches and the pandas frames of a user's function.
 
 A batch becomes one frame, and each key gets a slice of it. pandas' own slicing costs ten times as much as a state call,
 so slices are built from the frame's blocks. Columns have the types of Spark's own pandas API: integers of any width
 become 64-bit (beside an initial state not in Spark 4.1), integers with nulls become floats, and timestamps are in the
 session's time zone without zone info.
+Returned frames with equal column types are converted together.
 """
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from copy import deepcopy
 from dataclasses import dataclass
 from itertools import chain
 from keyword import iskeyword
@@ -19,9 +22,13 @@ import numpy as np
 import pandas as pd
 import pyarrow as pa
 import pyarrow.compute as pc
+from pyspark.sql.types import StructType
 
 from backend_client.spark.private.frames import (
     SlicedFrame,
+    arrow_type,
+    column_arrays,
+    converter_from_pandas,
     converter_to_pandas,
     keeps_column_types,
     spark_type,
@@ -29,6 +36,7 @@ from backend_client.spark.private.frames import (
 from backend_client.spark.task.initial_rows import InitialRows
 from backend_client.spark.task.pandas_settings import PandasSettings
 from backend_client.spark.task.rows import GroupedRows
+from storage.errors import InvalidInputError
 
 
 class GroupedFrames(GroupedRows):
@@ -62,9 +70,9 @@ class GroupedFrames(GroupedRows):
             self._parts(inputs, self._initial.input_names),
         )
 
-    def _parts(self, columns: Sequence[pa.Array], names: Sequence[str]) -> _Parts | _Slices | _OwnTypes:
+    def _parts(self, columns: Sequence[pa.Array], names: Sequence[str]) -> _Parts | _Slices:
         if keeps_column_types():
-            return _OwnTypes(columns, names, self._timezone)
+            return _Slices(columns, lambda part: _own_types(part, names, self._timezone))
         return self._alike(columns, names)
 
     def _alike(self, columns: Sequence[pa.Array], names: Sequence[str]) -> _Parts | _Slices:
@@ -135,22 +143,6 @@ class _Slices:
         return (self._frame([column[rows] for column in self._columns]),)
 
 
-class _OwnTypes:
-    """Columns of which a slice holds one frame; its own nulls decide its types, and it has the columns' own names."""
-
-    def __init__(self, columns: Sequence[pa.Array], names: Sequence[str], timezone: str) -> None:
-        self._columns = columns
-        self._names = pd.Index(names)
-        self._convert = [converter_to_pandas(spark_type(column.type), timezone) for column in columns]
-
-    def __getitem__(self, rows: slice) -> tuple[pd.DataFrame]:
-        parts = (column[rows] for column in self._columns)
-        series = (part.to_pandas(date_as_object=True, coerce_temporal_nanoseconds=True) for part in parts)
-        frame = pd.DataFrame({at: self._convert[at](values) for at, values in enumerate(series)})
-        frame.columns = self._names
-        return (frame,)
-
-
 class FramePair(NamedTuple):
     """A key's initial rows in a batch, and its input rows."""
 
@@ -164,8 +156,8 @@ class _Pairs:
     def __init__(
         self,
         inputs_before: np.ndarray[Any, Any],
-        initial: _Parts | _Slices | _OwnTypes,
-        inputs: _Parts | _Slices | _OwnTypes,
+        initial: _Parts | _Slices,
+        inputs: _Parts | _Slices,
     ) -> None:
         self._inputs_before = inputs_before
         self._initial = initial
@@ -212,12 +204,137 @@ class InitialFrames(InitialRows):
         return split
 
 
+class FramesToArrow:
+    """
+    Builds Arrow columns from the frames that a user's function yields, matching columns by name as Spark does.
+
+    Args:
+        schema: The operator's output schema.
+        settings: The session's pandas settings.
+    """
+
+    def __init__(self, schema: StructType, settings: PandasSettings) -> None:
+        self.names = schema.names
+        arrow = arrow_type(schema)
+        self.types = [arrow.field(position).type for position in range(arrow.num_fields)]
+        self._settings = settings
+        self._mutable = [pa.types.is_nested(kind) or pa.types.is_binary(kind) for kind in self.types]
+        self._convert = [
+            converter_from_pandas(field.dataType, settings.timezone, decimals_of_integers=settings.decimals_of_integers)
+            for field in schema.fields
+        ]
+
+    def taken(self, frames: Iterator[Any]) -> Iterator[list[Any]]:
+        """Yield each frame's arrays as they are now: as on Spark, a processor may change what it has yielded."""
+        for frame in frames:
+            yield [
+                deepcopy(array) if mutable and array.dtype == object else array.copy()
+                for array, mutable in zip(self._arrays(frame), self._mutable, strict=True)
+            ]
+
+    def columns(self, frames: Sequence[list[Any]]) -> list[pa.Array]:
+        """
+        Return one array per field, of frames that `taken` has yielded.
+
+        Raises:
+            InvalidInputError: A yielded object is not a frame, a column is missing, or a value does not fit its type.
+        """
+        alike: dict[Any, list[int]] = defaultdict(list)
+        for position, arrays in enumerate(frames):
+            alike[tuple(array.dtype for array in arrays)].append(position)
+        if not frames:
+            return [pa.nulls(0, kind) for kind in self.types]
+        pieces: list[list[pa.Array]] = []
+        for positions in alike.values():
+            try:
+                columns = zip(*(frames[at] for at in positions), strict=True)
+                pieces.append(self._to_arrow([_joined(arrays) for arrays in columns], several=len(positions) > 1))
+            except InvalidInputError:  # object columns may have uniform types only within each frame
+                pieces += [self._to_arrow(frames[at]) for at in positions]
+        joined = [pa.concat_arrays(arrays) for arrays in zip(*pieces, strict=True)]
+        if len(alike) == 1:
+            return joined
+        lengths = [len(arrays[0]) for arrays in frames]
+        starts = np.cumsum([0, *lengths])
+        order = np.concatenate(
+            [np.arange(starts[at], starts[at + 1]) for positions in alike.values() for at in positions]
+        )
+        places = pa.array(np.argsort(order, kind="stable"))
+        return [array.take(places) for array in joined]
+
+    def _arrays(self, frame: Any) -> list[Any]:
+        if not isinstance(frame, pd.DataFrame):
+            raise InvalidInputError(
+                f"the processor yielded {type(frame).__name__}; in the pandas API it must yield pandas.DataFrame"
+            )
+        arrays = column_arrays(frame)
+        labels = frame.columns.tolist()
+        if labels == self.names:
+            return arrays
+        if not labels:
+            return [np.full(len(frame), None, dtype=object) for _ in self.names]
+        if self._settings.by_name and any(isinstance(label, str) for label in labels):
+            missing = [name for name in self.names if name not in labels]
+            if missing:
+                raise InvalidInputError(
+                    f"the processor yielded a frame with the columns {', '.join(map(str, labels))}, which lacks "
+                    f"{', '.join(missing)} of the output schema"
+                )
+            return [arrays[labels.index(name)] for name in self.names]
+        if len(arrays) < len(self.names):
+            raise InvalidInputError(
+                f"the processor yielded a frame with {len(arrays)} columns, the output schema has {len(self.names)}"
+            )
+        return arrays[: len(self.names)]
+
+    def _to_arrow(self, arrays: Sequence[Any], *, several: bool = False) -> list[pa.Array]:
+        converted = []
+        for name, kind, convert, array in zip(self.names, self.types, self._convert, arrays, strict=True):
+            try:
+                series = convert(pd.Series(array, dtype=array.dtype))
+                # Objects of several frames together may have another type than those of each.
+                converted.append(self._column(series, kind, castable=not several or array.dtype != object))
+            except (pa.ArrowException, ValueError, TypeError, OverflowError) as error:
+                raise InvalidInputError(
+                    f"values of output column {name!r} do not fit its type {kind}: {error}"
+                ) from error
+        return converted
+
+    def _column(self, series: pd.Series[Any], kind: pa.DataType, *, castable: bool) -> pa.Array:
+        mask = None if hasattr(series.array, "__arrow_array__") else series.isna()
+        safely = self._settings.safely
+        try:
+            array = pa.Array.from_pandas(series, mask=mask, type=kind, safe=safely)
+        except pa.ArrowInvalid:
+            if not castable:
+                raise
+            array = pa.Array.from_pandas(series, mask=mask).cast(kind, safe=safely)
+        return array.combine_chunks() if isinstance(array, pa.ChunkedArray) else array
+
+
+def _own_types(columns: Sequence[pa.Array], names: Sequence[str], timezone: str) -> pd.DataFrame:
+    """Return a frame with the columns' own types, which its nulls decide, and their own names."""
+    series = (column.to_pandas(date_as_object=True, coerce_temporal_nanoseconds=True) for column in columns)
+    convert = (converter_to_pandas(spark_type(column.type), timezone) for column in columns)
+    frame = pd.DataFrame({at: change(values) for at, (change, values) in enumerate(zip(convert, series, strict=True))})
+    frame.columns = pd.Index(names)
+    return frame
+
+
 def _whole_numbers(column: pa.Array) -> Any:
     """Return whole numbers in their own width, as objects beside `pandas.NA` if there are nulls."""
     if not column.null_count:
         return column.to_pandas()
     width = column.type.to_pandas_dtype()
     return np.array([pd.NA if number is None else width(number) for number in column.to_pylist()], dtype=object)
+
+
+def _joined(arrays: Sequence[Any]) -> Any:
+    if len(arrays) == 1:
+        return arrays[0]
+    if isinstance(arrays[0], np.ndarray):
+        return np.concatenate(arrays)
+    return pd.concat([pd.Series(array) for array in arrays], ignore_index=True).array
 
 
 def _attribute_names(names: Sequence[str]) -> list[str]:

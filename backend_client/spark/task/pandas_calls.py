@@ -18,8 +18,7 @@ from pyspark.sql.streaming import StatefulProcessor
 from pyspark.sql.types import StructType
 
 from backend_client.portions import Portion
-from backend_client.spark.task.frame_output import FramesToArrow
-from backend_client.spark.task.frames import GroupedFrames, InitialFrames
+from backend_client.spark.task.frames import FramesToArrow, GroupedFrames, InitialFrames
 from backend_client.spark.task.pandas_settings import PandasSettings
 from backend_client.spark.task.row_calls import RowCalls
 

@@ -52,7 +52,7 @@ from dstl_service.wire import ChangeSetRef, LogTarget, StateInfo
 from storage.key_groups import KeyGroupRange, key_group_range
 
 if TYPE_CHECKING:
-    from backend_client.spark.task import frame_output, frames
+    from backend_client.spark.task.frames import FramesToArrow, GroupedFrames
 
 MARKER_COLUMN = "__dstl_marker"
 _REPLAY_PARTS, _SECOND_PASS_PARTS = 1 << 30, 1 << 31
@@ -302,8 +302,8 @@ class OperatorTask:
         )
         key_count = len(self.key_places)
         names = self.row_names if self.initial is None else self.initial.names
-        grouped: GroupedRows | frames.GroupedFrames = GroupedRows(batches, key_count, names)
-        convert: RowsToArrow | frame_output.FramesToArrow = to_arrow
+        grouped: GroupedRows | GroupedFrames = GroupedRows(batches, key_count, names)
+        convert: RowsToArrow | FramesToArrow = to_arrow
         if self.pandas is not None:
             from backend_client.spark.task.pandas_calls import pandas_calls  # pandas is optional
 
@@ -343,7 +343,7 @@ class Partition(NamedTuple):
 class Work(NamedTuple):
     """A partition's work: its input with counters, its lazy output, and figures that are valid once that is read."""
 
-    input: GroupedRows | frames.GroupedFrames | ColumnarCalls
+    input: GroupedRows | GroupedFrames | ColumnarCalls
     outputs: Iterator[list[pa.Array]]
     late_rows: Callable[[], int]
     state_reads: Callable[[], int]

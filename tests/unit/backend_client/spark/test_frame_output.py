@@ -30,7 +30,7 @@ from pyspark.sql.types import (
     TimestampType,
 )
 
-from backend_client.spark.task.frame_output import FramesToArrow
+from backend_client.spark.task.frames import FramesToArrow
 from backend_client.spark.task.pandas_settings import PandasSettings
 from storage.errors import InvalidInputError
 

@@ -13,7 +13,8 @@ No I/O.
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Set as AbstractSet
 from typing import Any
 
 import msgpack
@@ -94,11 +95,8 @@ class ValueCodec:
                     return self._pack((self._head, *value))  # type: ignore[no-any-return]
                 except ValueError:  # text that is not valid Unicode
                     pass
-        if isinstance(value, (str, bytes)) or not isinstance(value, Sequence):
-            raise InvalidInputError(
-                f"state {self._what} takes a tuple of {len(self._names)} fields ({', '.join(self._names)}), "
-                f"not {type(value).__name__}"
-            )
+        if not isinstance(value, (tuple, list)):
+            value = self._in_order(value)
         if len(value) != len(self._encoders):
             raise InvalidInputError(
                 f"state {self._what} has {len(self._encoders)} fields ({', '.join(self._names)}), "
@@ -106,6 +104,18 @@ class ValueCodec:
             )
         fields = [encode(field) for encode, field in zip(self._encoders, value, strict=True)]
         return self._pack([self._head, *fields])  # type: ignore[no-any-return]
+
+    def _in_order(self, value: Any) -> tuple[Any, ...]:
+        """Return the fields of an array, a series or a generator, which Spark takes, too."""
+        try:
+            if not isinstance(value, (str, bytes, Mapping, AbstractSet)):
+                return tuple(value)
+        except TypeError:
+            pass
+        raise InvalidInputError(
+            f"state {self._what} takes a tuple of {len(self._names)} fields ({', '.join(self._names)}), "
+            f"not {type(value).__name__}"
+        )
 
     def decode(self, data: bytes) -> tuple[Any, ...]:
         """

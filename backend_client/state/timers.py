@@ -96,9 +96,9 @@ class Timers(Entries):
         self._due.discard(timestamp_ms)
 
     def timestamps(self) -> Iterator[int]:
-        """Return the timers in ms, in ascending order."""
+        """Yield the timers in ms, in ascending order: those that are set when the first one is read, as in Spark."""
         prefix_bytes = len(self._enter())
-        return iter(sorted(_unpack(entry[prefix_bytes:]) for entry, _ in self._items()))
+        yield from sorted(_unpack(entry[prefix_bytes:]) for entry, _ in self._items())
 
     def add_due(self, timestamps: Iterable[int]) -> None:
         """Add stored due timers to those set in this batch."""

@@ -46,7 +46,12 @@ def program(spark: SparkSession, folder: Path, name: str, *, pandas: bool) -> di
             statefulProcessor=Totals(), outputStructType=OUTPUT, outputMode="Update", timeMode="None"
         )
     static = spark.createDataFrame([("key-1", "one"), ("key-2", "two")], "k string, word string")
-    result = totals.join(static, "k", "left").withColumn("mean", totals["s"] / totals.n).filter(F.col("n") > 1)
+    result = (
+        totals.join(static, "k", "left")
+        .na.fill("none", ["word"])
+        .withColumn("mean", totals["s"] / totals.n)
+        .filter(F.col("n") > 1)
+    )
     query = (
         result.writeStream.queryName(name)
         .outputMode("update")
@@ -156,6 +161,8 @@ def test_unsupported_use_is_refused(spark: SparkSession, make_backend: Backends,
         stream.union(result)
     with pytest.raises(InvalidInputError, match="would be a stateful operation"):
         result.join(stream, "k")
+    with pytest.raises(InvalidInputError, match=r"found by their names.* Join on the name, such as on='k'"):
+        result.join(static, result.k == static.k)
     with pytest.raises(InvalidInputError, match="Spark Connect is not supported: start the driver with spark-submit"):
         backend.install(object())  # type: ignore[arg-type]  # any session but a classic one
 

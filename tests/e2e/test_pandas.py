@@ -6,6 +6,7 @@ A failure means that a program behaves differently here than on Spark.
 
 from __future__ import annotations
 
+import datetime as dt
 import json
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -82,12 +83,14 @@ class Collections(StatefulProcessor):
 
     OUTPUT = (
         "k string, n int, top double, at timestamp, day date, tags array<string>, pair struct<a:int,b:string>, "
-        "money decimal(10,2), ok boolean, raw binary, gap interval day to second"
+        "money decimal(10,2), ok boolean, raw binary, gap interval day to second, "
+        "seen timestamp, whole int"
     )
 
     def init(self, handle: Any) -> None:
         self.items = handle.getListState("items", "v double, tags array<string>")
         self.best = handle.getMapState("best", "even boolean", "v double, n long")
+        self.buffer = bytearray()
 
     def handleInputRows(self, key: Any, rows: Iterator[pd.DataFrame], timerValues: Any) -> Iterator[pd.DataFrame]:
         for frame in rows:
@@ -97,10 +100,13 @@ class Collections(StatefulProcessor):
                 self.best.updateValue((even,), (max(top, part["v"].max()), n + part["v"].count()))
         items = sorted(item[0] for item in self.items.get())
         best = sorted((key[0], *value) for key, value in self.best.iterator())
+        self.buffer[:] = str(key).encode()
         yield pd.DataFrame()
         yield pd.DataFrame(
             {
-                "raw": [None if len(items) % 2 else b"\x00\xff"],
+                "raw": [None if len(items) % 2 else self.buffer],
+                "seen": pd.Series([dt.datetime(2020, 6, 1, 12)], dtype=object),
+                "whole": pd.array([len(items) > 3], dtype="boolean"),
                 "n": pd.Series([len(items)], dtype="int64"),
                 "top": [max(items)],
                 "at": [pd.Timestamp("2020-06-01 12:00:00.5")],

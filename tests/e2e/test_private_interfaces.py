@@ -432,12 +432,14 @@ def test_frames_are_sliced(pandas_of: bool) -> None:
 
 
 def test_arrays_of_frames(pandas_of: bool) -> None:
-    """The columns of a frame are NumPy arrays of the same values, with and without blocks."""
-    arrays = frames.column_arrays(FRAME)
+    """The columns of a frame are arrays of the same types and values, with and without blocks."""
+    for frame in (FRAME, FRAME.select_dtypes(["int", "float", "datetime"])):
+        arrays = frames.column_arrays(frame)
 
-    assert [array.dtype.kind for array in arrays] == ["i", "O", "f", "M", "i", "O", "O"]
-    for name, array in zip(FRAME.columns, arrays, strict=True):
-        assert array.tolist() == np.asarray(FRAME[name]).tolist()
+        assert [array.dtype for array in arrays] == [*frame.dtypes]
+        for name, array in zip(frame.columns, arrays, strict=True):
+            assert isinstance(array, np.ndarray) is isinstance(frame[name].dtype, np.dtype)
+            pd.testing.assert_series_equal(pd.Series(array, dtype=array.dtype), frame[name], check_names=False)
 
 
 @pytest.mark.parametrize("error", [AttributeError("no x"), TypeError("'JavaPackage' object is not callable")])

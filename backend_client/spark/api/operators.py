@@ -95,9 +95,9 @@ def row_operator(given: OperatorInput, options: TransformOptions) -> Operator:
     )
     if time_mode is TimeMode.EVENT and operator.event_time is None:
         logger.warning(
-            "operator %r has timeMode 'EventTime', but its input has no watermark, so timers never fire. Call "
-            "withWatermark before groupBy; if the input is another operator's result, set that operator's "
-            "eventTimeColumnName",
+            "operator %r has timeMode 'EventTime', but no column of its input has a watermark, so no row is late, and "
+            "without a watermark before it timers never fire. Call withWatermark before groupBy; if the input is "
+            "another operator's result, set that operator's eventTimeColumnName",
             name,
         )
     return _groupable(operator)

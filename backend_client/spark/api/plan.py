@@ -14,6 +14,7 @@ from dataclasses import replace
 from itertools import count
 from typing import Any
 
+from pyspark.errors import AnalysisException
 from pyspark.sql import Column, DataFrame, SparkSession
 from pyspark.sql import functions as F
 from pyspark.sql.streaming import StatefulProcessor
@@ -177,6 +178,11 @@ class StatefulDataFrame:
     groupby = groupBy
 
     @property
+    def na(self) -> _NullFunctions:
+        """The functions for nulls: ``na.drop``, ``na.fill`` and ``na.replace``."""
+        return _NullFunctions(self)
+
+    @property
     def writeStream(self) -> StatefulStreamWriter:
         """The writer of this stream, with the methods of Spark's ``DataStreamWriter``."""
         return StatefulStreamWriter(self._query, self.schema, self._jobs)
@@ -223,7 +229,7 @@ class StatefulDataFrame:
 
             step = Step(name, args, kwargs)
             # Only the schema of a function's result matters here. In a plan, Spark would pickle and keep the function.
-            template = step.with_function(lambda _: _same)(self._template)
+            template = _applied(step.with_function(lambda _: _same), self._template)
             _refuse_stateful(name, template)
             query = replace(self._query, steps=(*self._query.steps, step))
             return StatefulDataFrame(query, template, self._jobs)
@@ -231,8 +237,36 @@ class StatefulDataFrame:
         return record
 
 
+class _NullFunctions:
+    """The methods of Spark's ``DataFrame.na``."""
+
+    def __init__(self, result: StatefulDataFrame) -> None:
+        self.drop = result.dropna
+        self.fill = result.fillna
+        self.replace = result.replace
+
+
 def _same(batches: Any) -> Any:
     return batches
+
+
+def _applied(step: Step, template: DataFrame) -> DataFrame:
+    """
+    Return a step's result.
+
+    Raises:
+        InvalidInputError: A join's condition has a column of the result that the other side has, too.
+    """
+    try:
+        return step(template)
+    except AnalysisException as error:
+        if step.name != "join" or error.getCondition() != "AMBIGUOUS_REFERENCE":
+            raise
+        raise InvalidInputError(
+            "join: columns of a stateful result are found by their names, and the other side has the same name "
+            f"({error}). Join on the name, such as on='k', or name both sides: "
+            "result.alias('r').join(other.alias('o'), F.expr('r.k = o.k'))"
+        ) from error
 
 
 _LOOKS_AT_MANY_ROWS = {

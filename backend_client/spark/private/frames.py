@@ -87,10 +87,21 @@ def converter_to_pandas(kind: DataType, timezone: str) -> Callable[[Any], Any]:
         )
 
 
-def converter_from_pandas(kind: DataType, timezone: str) -> Callable[[Any], Any]:
-    """Return a converter from a user's series to one that Arrow accepts."""
+def converter_from_pandas(kind: DataType, timezone: str, *, decimals_of_integers: bool = False) -> Callable[[Any], Any]:
+    """Return a converter from a user's series to one that Arrow accepts; whole numbers may become decimals."""
+    # PySpark 4.1 lacks this argument.
+    name = "int_to_decimal_coercion_enabled"
     with needed("_create_converter_from_pandas", _ROWS_API):
-        return spark_types._create_converter_from_pandas(kind, timezone=timezone, error_on_duplicated_field_names=False)
+        make = spark_types._create_converter_from_pandas
+        more = {name: decimals_of_integers} if name in signature(make).parameters else {}
+        convert = make(kind, timezone=timezone, error_on_duplicated_field_names=False, **more)
+
+    def whole(series: pd.Series[Any]) -> Any:
+        if isinstance(series.dtype, pd.CategoricalDtype):
+            series = series.astype(series.dtype.categories.dtype)
+        return convert(series)
+
+    return whole
 
 
 def keeps_column_types() -> bool:
@@ -98,12 +109,19 @@ def keeps_column_types() -> bool:
     return not _with_integer_nulls()
 
 
-def column_arrays(frame: pd.DataFrame) -> list[np.ndarray[Any, Any]]:
-    """Return a frame's columns as NumPy arrays; those of pandas' extension types become arrays of their values."""
+def column_arrays(frame: pd.DataFrame) -> list[Any]:
+    """Return a frame's columns as arrays of their own types: NumPy's, or those of pandas' extension types."""
     try:
-        return list(frame._mgr.column_arrays)
+        manager: Any = frame._mgr
+        if not any(block.is_extension for block in manager.blocks):
+            return list(manager.column_arrays)
     except (AttributeError, TypeError):
-        return [np.asarray(frame.iloc[:, position]) for position in range(frame.shape[1])]
+        pass  # this pandas version has another internal layout
+    return [_array_of(frame.iloc[:, position]) for position in range(frame.shape[1])]
+
+
+def _array_of(series: pd.Series[Any]) -> Any:
+    return np.asarray(series) if isinstance(series.dtype, np.dtype) else series.array
 
 
 class SlicedFrame:

@@ -22,7 +22,7 @@ import numpy as np
 import pandas as pd
 import pyarrow as pa
 import pyarrow.compute as pc
-from pyspark.sql.types import DataType, StructType
+from pyspark.sql.types import StructType
 
 from backend_client.spark.private.frames import (
     SlicedFrame,
@@ -51,17 +51,18 @@ class GroupedFrames(GroupedRows):
         batches: Iterable[pa.RecordBatch],
         key_count: int,
         names: Sequence[str],
-        timezone: str,
+        settings: PandasSettings,
         initial: InitialFrames | None = None,
     ) -> None:
         super().__init__(batches, key_count, names)
         self._names = names
-        self._timezone = timezone
+        self._timezone = settings.timezone
+        self._integers_stay = settings.integers_stay
         self._initial = initial
 
     def _rows(self, columns: Sequence[pa.Array]) -> Any:
         if self._initial is None:
-            return _Parts(self._frame(columns, self._names))
+            return self._alike(columns, self._names)
         inputs, marker, initials = self._initial.divide(columns)
         return _Pairs(
             np.concatenate(([0], np.cumsum(marker.to_numpy(zero_copy_only=False)))),
@@ -69,9 +70,14 @@ class GroupedFrames(GroupedRows):
             self._parts(inputs, self._initial.input_names),
         )
 
-    def _parts(self, columns: Sequence[pa.Array], names: Sequence[str]) -> _Parts | _OwnTypes:
+    def _parts(self, columns: Sequence[pa.Array], names: Sequence[str]) -> _Parts | _Slices:
         if keeps_column_types():
-            return _OwnTypes(columns, names, self._timezone)
+            return _Slices(columns, lambda part: _own_types(part, names, self._timezone))
+        return self._alike(columns, names)
+
+    def _alike(self, columns: Sequence[pa.Array], names: Sequence[str]) -> _Parts | _Slices:
+        if self._integers_stay:
+            return _Slices(columns, lambda part: self._frame(part, names))
         return _Parts(self._frame(columns, names))
 
     def _frame(self, columns: Sequence[pa.Array], names: Sequence[str]) -> pd.DataFrame:
@@ -86,6 +92,8 @@ class GroupedFrames(GroupedRows):
                 column = pc.local_timestamp(column.cast(pa.timestamp(kind.unit, self._timezone)))
             return column.cast(pa.timestamp("ns")).to_pandas()
         if pa.types.is_integer(kind):
+            if self._integers_stay:
+                return _whole_numbers(column)
             series = column.to_pandas()
             return series if series.dtype == np.float64 else series.astype(np.int64)
         if pa.types.is_floating(kind):
@@ -119,20 +127,20 @@ class _Parts:
         return part.infer_objects() if self._infer else part
 
 
-class _OwnTypes:
-    """Columns of which a slice holds one frame; its own nulls decide its types, and it has the columns' own names."""
+class _Slices:
+    """Columns of which a slice holds one frame, whose types its own nulls decide."""
 
-    def __init__(self, columns: Sequence[pa.Array], names: Sequence[str], timezone: str) -> None:
+    __slots__ = ("_columns", "_frame")
+
+    def __init__(self, columns: Sequence[pa.Array], frame: Callable[[Sequence[pa.Array]], pd.DataFrame]) -> None:
         self._columns = columns
-        self._names = pd.Index(names)
-        self._convert = [converter_to_pandas(spark_type(column.type), timezone) for column in columns]
+        self._frame = frame
+
+    def __iter__(self) -> Iterator[pd.DataFrame]:
+        return iter(self[:])
 
     def __getitem__(self, rows: slice) -> tuple[pd.DataFrame]:
-        parts = (column[rows] for column in self._columns)
-        series = (part.to_pandas(date_as_object=True, coerce_temporal_nanoseconds=True) for part in parts)
-        frame = pd.DataFrame({at: self._convert[at](values) for at, values in enumerate(series)})
-        frame.columns = self._names
-        return (frame,)
+        return (self._frame([column[rows] for column in self._columns]),)
 
 
 class FramePair(NamedTuple):
@@ -146,7 +154,10 @@ class _Pairs:
     """Initial rows followed by input rows; a slice by rows holds one pair."""
 
     def __init__(
-        self, inputs_before: np.ndarray[Any, Any], initial: _Parts | _OwnTypes, inputs: _Parts | _OwnTypes
+        self,
+        inputs_before: np.ndarray[Any, Any],
+        initial: _Parts | _Slices,
+        inputs: _Parts | _Slices,
     ) -> None:
         self._inputs_before = inputs_before
         self._initial = initial
@@ -207,15 +218,18 @@ class FramesToArrow:
         arrow = arrow_type(schema)
         self.types = [arrow.field(position).type for position in range(arrow.num_fields)]
         self._settings = settings
-        self._nested = [pa.types.is_nested(kind) for kind in self.types]
-        self._convert = [_from_pandas(field.dataType, settings.timezone) for field in schema.fields]
+        self._mutable = [pa.types.is_nested(kind) or pa.types.is_binary(kind) for kind in self.types]
+        self._convert = [
+            converter_from_pandas(field.dataType, settings.timezone, decimals_of_integers=settings.decimals_of_integers)
+            for field in schema.fields
+        ]
 
     def taken(self, frames: Iterator[Any]) -> Iterator[list[Any]]:
         """Yield each frame's arrays as they are now: as on Spark, a processor may change what it has yielded."""
         for frame in frames:
             yield [
-                deepcopy(array) if nested and array.dtype == object else array.copy()
-                for array, nested in zip(self._arrays(frame), self._nested, strict=True)
+                deepcopy(array) if mutable and array.dtype == object else array.copy()
+                for array, mutable in zip(self._arrays(frame), self._mutable, strict=True)
             ]
 
     def columns(self, frames: Sequence[list[Any]]) -> list[pa.Array]:
@@ -234,7 +248,7 @@ class FramesToArrow:
         for positions in alike.values():
             try:
                 columns = zip(*(frames[at] for at in positions), strict=True)
-                pieces.append(self._to_arrow([_joined(arrays) for arrays in columns]))
+                pieces.append(self._to_arrow([_joined(arrays) for arrays in columns], several=len(positions) > 1))
             except InvalidInputError:  # object columns may have uniform types only within each frame
                 pieces += [self._to_arrow(frames[at]) for at in positions]
         joined = [pa.concat_arrays(arrays) for arrays in zip(*pieces, strict=True)]
@@ -273,39 +287,54 @@ class FramesToArrow:
             )
         return arrays[: len(self.names)]
 
-    def _to_arrow(self, arrays: Sequence[Any]) -> list[pa.Array]:
+    def _to_arrow(self, arrays: Sequence[Any], *, several: bool = False) -> list[pa.Array]:
         converted = []
         for name, kind, convert, array in zip(self.names, self.types, self._convert, arrays, strict=True):
             try:
-                converted.append(self._column(convert(pd.Series(array)), kind))
+                series = convert(pd.Series(array, dtype=array.dtype))
+                # Objects of several frames together may have another type than those of each.
+                converted.append(self._column(series, kind, castable=not several or array.dtype != object))
             except (pa.ArrowException, ValueError, TypeError, OverflowError) as error:
                 raise InvalidInputError(
                     f"values of output column {name!r} do not fit its type {kind}: {error}"
                 ) from error
         return converted
 
-    def _column(self, series: pd.Series[Any], kind: pa.DataType) -> pa.Array:
+    def _column(self, series: pd.Series[Any], kind: pa.DataType, *, castable: bool) -> pa.Array:
         mask = None if hasattr(series.array, "__arrow_array__") else series.isna()
         safely = self._settings.safely
         try:
-            return pa.Array.from_pandas(series, mask=mask, type=kind, safe=safely)
+            array = pa.Array.from_pandas(series, mask=mask, type=kind, safe=safely)
         except pa.ArrowInvalid:
-            return pa.Array.from_pandas(series, mask=mask).cast(kind, safe=safely)
+            if not castable:
+                raise
+            array = pa.Array.from_pandas(series, mask=mask).cast(kind, safe=safely)
+        return array.combine_chunks() if isinstance(array, pa.ChunkedArray) else array
 
 
-def _from_pandas(kind: DataType, timezone: str) -> Callable[[pd.Series[Any]], pd.Series[Any]]:
-    convert = converter_from_pandas(kind, timezone)
+def _own_types(columns: Sequence[pa.Array], names: Sequence[str], timezone: str) -> pd.DataFrame:
+    """Return a frame with the columns' own types, which its nulls decide, and their own names."""
+    series = (column.to_pandas(date_as_object=True, coerce_temporal_nanoseconds=True) for column in columns)
+    convert = (converter_to_pandas(spark_type(column.type), timezone) for column in columns)
+    frame = pd.DataFrame({at: change(values) for at, (change, values) in enumerate(zip(convert, series, strict=True))})
+    frame.columns = pd.Index(names)
+    return frame
 
-    def whole(series: pd.Series[Any]) -> pd.Series[Any]:
-        if isinstance(series.dtype, pd.CategoricalDtype):
-            series = series.astype(series.dtype.categories.dtype)
-        return convert(series)  # type: ignore[no-any-return]
 
-    return whole
+def _whole_numbers(column: pa.Array) -> Any:
+    """Return whole numbers in their own width, as objects beside `pandas.NA` if there are nulls."""
+    if not column.null_count:
+        return column.to_pandas()
+    width = column.type.to_pandas_dtype()
+    return np.array([pd.NA if number is None else width(number) for number in column.to_pylist()], dtype=object)
 
 
 def _joined(arrays: Sequence[Any]) -> Any:
-    return arrays[0] if len(arrays) == 1 else np.concatenate(arrays)
+    if len(arrays) == 1:
+        return arrays[0]
+    if isinstance(arrays[0], np.ndarray):
+        return np.concatenate(arrays)
+    return pd.concat([pd.Series(array) for array in arrays], ignore_index=True).array
 
 
 def _attribute_names(names: Sequence[str]) -> list[str]:

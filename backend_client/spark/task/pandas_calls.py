@@ -7,6 +7,7 @@ Calls a processor of the pandas API like one of the Row API, with frames in plac
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
 from datetime import datetime
@@ -21,6 +22,8 @@ from backend_client.portions import Portion
 from backend_client.spark.task.frames import FramesToArrow, GroupedFrames, InitialFrames
 from backend_client.spark.task.pandas_settings import PandasSettings
 from backend_client.spark.task.row_calls import RowCalls
+from backend_client.spark.task.rows import row_factory
+from backend_client.state.stored_forms import in_utc
 
 _FRAMES = 500
 """Maximum number of output frames that are converted together: enough to be cheap, few enough to hold in memory."""
@@ -37,23 +40,33 @@ def pandas_calls(
     """Return the caller of the processor, its input, and the converter of its output."""
     processor = calls.processor
     if '"timestamp"' in calls.key_schema:
-        processor = PandasKeys(processor, settings.timezone)
+        processor = PandasKeys(processor, calls.key_schema, settings.timezone)
     given = calls.initial
     initial = None if given is None else InitialFrames(given.key_count, given.input_names, given.initial_names)
     to_arrow = FramesToArrow(output, settings)
     return (
         replace(calls, processor=processor, portion=Portion(_FRAMES), initial=initial, take=to_arrow.taken),
-        GroupedFrames(batches, key_count, names, settings.timezone, initial),
+        GroupedFrames(batches, key_count, names, settings, initial),
         to_arrow,
     )
 
 
 class PandasKeys(StatefulProcessor):
-    """A processor whose keys have pandas timestamps, in the session's time zone without zone info, as in Spark."""
+    """
+    A processor whose keys have timestamps in the session's time zone, without zone info, as in Spark.
 
-    def __init__(self, processor: StatefulProcessor, timezone: str) -> None:
+    Args:
+        processor: The user's processor.
+        key_schema: The grouping key's schema, as Spark's JSON.
+        timezone: The session's time zone.
+    """
+
+    def __init__(self, processor: StatefulProcessor, key_schema: str, timezone: str) -> None:
         self._processor = processor
         self._timezone = timezone
+        fields = json.loads(key_schema)["fields"]
+        self._has_zone = [field["type"] == "timestamp" for field in fields]
+        self._new_key = row_factory([field["name"] for field in fields])
 
     def init(self, handle: Any) -> None:
         """Pass on."""
@@ -64,8 +77,9 @@ class PandasKeys(StatefulProcessor):
         return self._processor.handleInputRows(tuple(map(self._part, key)), rows, timerValues)
 
     def handleExpiredTimer(self, key: Any, timerValues: Any, expiredTimerInfo: Any) -> Iterator[Any]:
-        """Pass on with Python's timestamps in the key, as Spark does here, too."""
-        return self._processor.handleExpiredTimer(key, timerValues, expiredTimerInfo)
+        """Pass on, with Python's timestamps in the key: the same moments of the clock as in the key of the rows."""
+        parts = (self._shown(part) if zoned else part for part, zoned in zip(key, self._has_zone, strict=True))
+        return self._processor.handleExpiredTimer(self._new_key(parts), timerValues, expiredTimerInfo)
 
     def handleInitialState(self, key: Any, initialState: Any, timerValues: Any) -> None:
         """Pass on, with pandas timestamps in the key."""
@@ -74,6 +88,10 @@ class PandasKeys(StatefulProcessor):
     def close(self) -> None:
         """Pass on."""
         self._processor.close()
+
+    def _shown(self, stored: datetime | None) -> datetime | None:
+        """Return a stored key's timestamp as the rows' key has it."""
+        return None if stored is None else self._part(in_utc(stored)).to_pydatetime()
 
     def _part(self, value: Any) -> Any:
         if not isinstance(value, datetime):

@@ -9,7 +9,9 @@ from __future__ import annotations
 
 from collections import namedtuple
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from datetime import datetime, timedelta
+from copy import deepcopy
+from datetime import date, datetime, timedelta
+from decimal import Decimal
 from functools import partial
 from typing import Any, NamedTuple
 
@@ -28,6 +30,10 @@ _FIRST_US, _LAST_US = (
     (moment - datetime(1970, 1, 1)) // timedelta(microseconds=1)  # noqa: DTZ001 - NumPy has no zones
     for moment in (datetime.min, datetime.max)  # noqa: DTZ901
 )
+
+
+_FIXED = frozenset({bool, bytes, date, datetime, Decimal, float, int, str, timedelta, type(None)})
+"""Types of values that never change."""
 
 
 def row_factory(names: Sequence[str]) -> Callable[[Iterable[Any]], Row]:
@@ -174,12 +180,12 @@ class RowsToArrow:
         self.names = schema.names
         arrow = arrow_type(schema)
         self.types = [arrow.field(position).type for position in range(arrow.num_fields)]
-        self._is_nested = any(map(pa.types.is_nested, self.types))
+        self._may_change = any(pa.types.is_nested(kind) or pa.types.is_binary(kind) for kind in self.types)
         self._whole = [holds_integers(kind) for kind in self.types]
 
     def taken(self, rows: Iterator[Any]) -> Iterator[Any]:
-        """Yield each row as it is now: as on Spark, a processor may change a list or dictionary that it has yielded."""
-        return map(_taken, rows) if self._is_nested else rows
+        """Yield each row as it is now: as on Spark, a processor may change a list or an array that it has yielded."""
+        return map(_taken, rows) if self._may_change else rows
 
     def columns(self, rows: Sequence[Any]) -> list[pa.Array]:
         """
@@ -233,15 +239,15 @@ def _taken(row: Any) -> Any:
 
 
 def _plain(value: Any) -> Any:
-    """Copy lists and dictionaries, and turn rows in them into dictionaries, the form in which Arrow takes structs."""
+    """Copy what can change, and turn rows in it into dictionaries, the form in which Arrow takes structs."""
+    if type(value) in _FIXED:
+        return value
     if isinstance(value, Row) and hasattr(value, "__fields__"):
         return {name: _plain(item) for name, item in zip(value.__fields__, value, strict=True)}
     if isinstance(value, list):
-        return [_plain(item) for item in value] if _hold_others(value) else [*value]
+        return [*value] if _FIXED.issuperset(map(type, value)) else [_plain(item) for item in value]
     if isinstance(value, dict):
         return {name: _plain(item) for name, item in value.items()}
-    return value
-
-
-def _hold_others(values: list[Any]) -> bool:
-    return any(issubclass(kind, (Row, list, dict)) for kind in set(map(type, values)))
+    if isinstance(value, memoryview):
+        return value.tobytes()
+    return value if isinstance(value, tuple) and _FIXED.issuperset(map(type, value)) else deepcopy(value)

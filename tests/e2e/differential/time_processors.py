@@ -27,7 +27,7 @@ class Scripted(Reporting):
 
     def on_rows(self, key: Any, rows: list[Row], values: Any) -> Iterator[Any]:
         for row in rows:
-            moment = moment_of(row)
+            moment, listed = moment_of(row), self.handle.listTimers()  # read only after the changes
             if row.op < 3:
                 self.handle.registerTimer(moment + (-30_000, 0, 5_000, 10_000, 20_000)[row.n])
             elif row.op == 3:
@@ -38,7 +38,7 @@ class Scripted(Reporting):
             else:
                 self.plan.update((moment + (-30_000, 10_000)[row.n % 2], moment + 5_000))
                 self.handle.registerTimer(moment + 3_000)
-            yield row.t, values.getCurrentWatermarkInMs(), sorted(self.handle.listTimers())
+            yield row.t, values.getCurrentWatermarkInMs(), sorted(listed)
 
     def on_timer(self, key: Any, moment_ms: int, values: Any) -> Iterator[Any]:
         yield "expired", moment_ms, values.getCurrentWatermarkInMs(), sorted(self.handle.listTimers())

@@ -8,19 +8,17 @@ from decimal import Decimal
 from types import SimpleNamespace
 from typing import Any
 
-import numpy as np
 import pandas as pd
 import pyarrow as pa
 import pytest
 from pyspark.sql.conversion import ArrowBatchTransformer
-from pyspark.sql.types import ArrayType, LongType, StructType
+from pyspark.sql.types import LongType, StructType
 
 from backend_client.spark.private import frames as private_frames
 from backend_client.spark.private.frames import arrow_schema, spark_schema
 from backend_client.spark.task import frames
-from backend_client.spark.task.frames import FramesToArrow, GroupedFrames, InitialFrames
+from backend_client.spark.task.frames import GroupedFrames, InitialFrames
 from backend_client.spark.task.pandas_settings import PandasSettings
-from storage.errors import InvalidInputError
 
 ZONE = "America/New_York"
 SETTINGS = PandasSettings(timezone=ZONE, by_name=True, safely=False)
@@ -58,7 +56,7 @@ def batch_of(columns: dict[str, pa.Array], start: int = 0, stop: int = 5) -> pa.
 
 def frames_of(*batches: pa.RecordBatch) -> list[tuple[Any, list[pd.DataFrame]]]:
     names = batches[0].schema.names[2:]
-    return [(key, list(rows)) for _, key, rows in GroupedFrames(batches, 1, names, ZONE)]
+    return [(key, list(rows)) for _, key, rows in GroupedFrames(batches, 1, names, SETTINGS)]
 
 
 def spark_frames(batch: pa.RecordBatch) -> Iterator[tuple[Any, pd.DataFrame]]:
@@ -111,7 +109,7 @@ def test_types_beside_an_initial_state(monkeypatch: pytest.MonkeyPatch, keeps: b
         "initial": pa.array([None, 5, None, 6], pa.int32()),
     }
     batch = batch_of(columns).drop_columns(["k"])
-    grouped = GroupedFrames([batch], 1, batch.schema.names[2:], ZONE, InitialFrames(1, ("_n",), ("i",)))
+    grouped = GroupedFrames([batch], 1, batch.schema.names[2:], SETTINGS, InitialFrames(1, ("_n",), ("i",)))
 
     pairs = [pair for _, _, rows in grouped for pair in rows]
 
@@ -123,7 +121,7 @@ def test_types_beside_an_initial_state(monkeypatch: pytest.MonkeyPatch, keeps: b
 def test_frames_are_the_processors_own() -> None:
     """A frame may be changed in place and extended, without a warning and without an effect on other keys."""
     columns = {"k": COLUMNS["k"], "big": pa.array([1.0, 2.0, 3.0, 4.0, 5.0])}
-    grouped = iter(GroupedFrames([batch_of(columns)], 1, list(columns), ZONE))
+    grouped = iter(GroupedFrames([batch_of(columns)], 1, list(columns), SETTINGS))
 
     first = next(next(grouped).rows)
     first["big"] += 100.0
@@ -152,105 +150,21 @@ def test_metadata_goes_through_arrow(monkeypatch: pytest.MonkeyPatch, lacks: boo
     assert [field.metadata for field in spark_schema(arrow_schema(given))] == [{"spark.watermarkDelayMs": 5}, {}]
 
 
-def schema(text: str) -> StructType:
-    fields = [field.split(" ") for field in text.split(", ")]
-    built = StructType()
-    for name, kind in fields:
-        built.add(name, kind)
-    return built
+def test_whole_numbers_stay_if_spark_is_told_so() -> None:
+    """preferIntExtensionDtype: whole numbers beside nulls are no floats, and all have their own width, as in Spark."""
+    columns = {
+        "k": COLUMNS["k"],
+        "tiny": COLUMNS["tiny"],
+        "big": pa.array([(1 << 53) + 1, None, 3, 4, 5], pa.int64()),
+    }
+    settings = PandasSettings(timezone=ZONE, by_name=True, safely=False, integers_stay=True)
+    batch = batch_of(columns)
+    rows = batch.select(["k", "tiny", "big"])
 
+    data = pd.concat(ArrowBatchTransformer.to_pandas(rows, timezone=ZONE, prefer_int_ext_dtype=True), axis=1)
+    parts = [pd.DataFrame([*part.itertuples(index=False)]) for _, part in data.groupby("k", sort=False)]
+    found = [next(rows) for _, _, rows in GroupedFrames([batch], 1, [*columns], settings)]
 
-def rows_of(converter: FramesToArrow, frames: list[Any]) -> list[tuple[Any, ...]]:
-    return list(
-        zip(*(column.to_pylist() for column in converter.columns([*converter.taken(iter(frames))])), strict=True)
-    )
-
-
-def test_many_frames_become_one_batch_in_order() -> None:
-    """Frames of several types are converted in groups, and their rows keep the order in which they were yielded."""
-    converter = FramesToArrow(schema("k string, n long"), SETTINGS)
-    frames = [
-        pd.DataFrame({"n": [1, 2], "k": ["a", "b"]}),
-        pd.DataFrame({"k": ["c"], "n": [None]}),
-        pd.DataFrame(),
-        pd.DataFrame({"k": ["d"], "n": [4.0], "more": [0]}),
-        pd.DataFrame({"k": ["e"], "n": [1 << 60]}),
-        pd.DataFrame([["f", 6]]),
-        pd.DataFrame({"k": pd.Categorical(["g"]), "n": pd.array([None], dtype="Int64")}),
-    ]
-
-    rows = rows_of(converter, frames)
-
-    assert rows == [("a", 1), ("b", 2), ("c", None), ("d", 4), ("e", 1 << 60), ("f", 6), ("g", None)]
-    assert rows_of(converter, []) == []
-
-
-def test_frames_are_taken_as_they_are_yielded() -> None:
-    """A frame, or a list in it, that is changed after its yield is emitted as it was yielded, as in Spark."""
-    output = StructType().add("n", LongType()).add("list", ArrayType(LongType()))
-    converter = FramesToArrow(output, SETTINGS)
-    frame = pd.DataFrame({"n": [0], "list": [[0]]})
-
-    def yielded() -> Iterator[pd.DataFrame]:
-        for n in range(1, 3):
-            yield frame
-            frame.loc[0, "n"] = n
-            frame["list"][0].append(n)
-
-    numbers, lists = converter.columns([*converter.taken(yielded())])
-
-    assert numbers.to_pylist() == [0, 1]
-    assert lists.to_pylist() == [[0], [0, 1]]
-
-
-def test_objects_that_are_alike_only_within_frames() -> None:
-    """Frames whose objects cannot be converted together are converted one by one, as Spark converts all frames."""
-    converter = FramesToArrow(schema("v double"), SETTINGS)
-    frames = [pd.DataFrame({"v": ["1.5"]}, dtype=object), pd.DataFrame({"v": [2.5]}, dtype=object)]
-
-    assert rows_of(converter, frames) == [(1.5,), (2.5,)]
-
-
-def test_output_of_every_type() -> None:
-    """Values of pandas and NumPy become values of the schema; timestamps without a zone get the session's zone."""
-    converter = FramesToArrow(
-        schema("t timestamp, w timestamp_ntz, d date, m decimal(5,2), b binary, f float"), SETTINGS
-    )
-    stamp = pd.Timestamp("2020-06-01 12:00")
-    frame = pd.DataFrame(
-        {
-            "t": [stamp, pd.NaT],
-            "w": [stamp, pd.NaT],
-            "d": [dt.date(2020, 1, 1), None],
-            "m": [Decimal("1.5"), None],
-            "b": [b"x", None],
-            "f": [np.float32(0.5), np.nan],
-        }
-    )
-
-    assert rows_of(converter, [frame]) == [
-        (
-            dt.datetime(2020, 6, 1, 16, tzinfo=dt.UTC),
-            dt.datetime(2020, 6, 1, 12),
-            dt.date(2020, 1, 1),
-            Decimal("1.50"),
-            b"x",
-            0.5,
-        ),
-        (None, None, None, None, None, None),
-    ]
-
-
-@pytest.mark.parametrize(
-    ("frame", "message"),
-    [
-        ({"n": [1]}, "must yield pandas.DataFrame"),
-        (pd.DataFrame({"n": [1]}), "which lacks k of the output schema"),
-        (pd.DataFrame([[1]]), "a frame with 1 columns, the output schema has 2"),
-        (pd.DataFrame({"k": ["a"], "n": ["many"]}), "output column 'n' do not fit its type int64"),
-    ],
-)
-def test_output_that_does_not_fit_is_named(frame: Any, message: str) -> None:
-    """For a value that does not fit the output schema, the error names the column."""
-    with pytest.raises(InvalidInputError, match=message):
-        rows_of(FramesToArrow(schema("k string, n long"), SETTINGS), [frame])
+    for frame, expected in zip(found, parts, strict=True):
+        pd.testing.assert_frame_equal(frame, expected)
+    assert found[0]["big"].tolist() == [(1 << 53) + 1, pd.NA]

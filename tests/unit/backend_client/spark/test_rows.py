@@ -18,6 +18,7 @@ from hypothesis import strategies as st
 from pyspark.sql import Row
 from pyspark.sql.types import (
     ArrayType,
+    BinaryType,
     DateType,
     DecimalType,
     DoubleType,
@@ -309,6 +310,28 @@ class TestRowsToArrow:
         assert lists.to_pylist() == [[0], [0, 1]]
         assert maps.to_pylist() == [[("0", [0])], [("0", [0, 1]), ("1", [0, 1])]]
         assert pairs.to_pylist() == [{"n": 0, "list": [0]}, {"n": 1, "list": [0, 1]}]
+
+    def test_arrays_and_bytes_are_taken_as_they_are_yielded(self) -> None:
+        """What a processor fills anew for each key is emitted as yielded: bytes, arrays and lists in tuples."""
+        numbers, lists = ArrayType(LongType()), ArrayType(ArrayType(LongType()))
+        converter = RowsToArrow(StructType().add("raw", BinaryType()).add("numbers", numbers).add("lists", lists))
+        buffer, array, items = bytearray(b"?"), np.zeros(2, np.int64), [0]
+
+        def yielded() -> Iterator[Row]:
+            for n in (1, 2):
+                buffer[:], array[:], items[0] = str(n).encode(), n, n
+                yield Row(raw=buffer, numbers=array, lists=(items, items))
+
+        raws, arrays, tuples = converter.columns([*converter.taken(yielded())])
+
+        assert raws.to_pylist() == [b"1", b"2"]
+        assert arrays.to_pylist() == [[1, 1], [2, 2]]
+        assert tuples.to_pylist() == [[[1], [1]], [[2], [2]]]
+
+    @pytest.mark.parametrize("value", [memoryview(b"ab"), bytearray(b"ab"), b"ab"])
+    def test_bytes_of_any_kind(self, value: Any) -> None:
+        """Bytes, also behind a view, are binary values."""
+        assert columns_of(StructType().add("raw", BinaryType()), Row(raw=value)) == [[b"ab"]]
 
     def test_whole_floats_are_integers(self) -> None:
         """An integral value of another type is accepted as an integer, as in Spark."""

@@ -10,6 +10,7 @@ from typing import Any
 
 import msgpack
 import numpy as np
+import pandas as pd
 import pytest
 
 from backend_client.state.codec import KeyCodec, ValueCodec
@@ -220,6 +221,23 @@ def test_failed_value_leaves_codec_usable() -> None:
             codec.encode(bad)
 
     assert codec.encode(("x", 1)) == before
+
+
+@pytest.mark.parametrize(
+    "value", [[1, 2], np.array([1, 2]), pd.Series([1, 2]), (number for number in (1, 2)), range(1, 3)], ids=repr
+)
+def test_fields_in_any_sequence(value: Any) -> None:
+    """The fields of a value may be an array, a series or a generator, as on Spark."""
+    codec = ValueCodec(schema(a="long", b="long"), "total")
+
+    assert codec.decode(codec.encode(value)) == (1, 2)
+
+
+@pytest.mark.parametrize("value", [None, 1, "ab", b"ab", {1: 2, 3: 4}, {1, 2}, np.array(1)], ids=repr)
+def test_what_has_no_order_of_fields_is_refused(value: Any) -> None:
+    """Text, dictionaries and sets are no tuples of fields; the error names the variable and its fields."""
+    with pytest.raises(InvalidInputError, match=r"state total takes a tuple of 2 fields \(a, b\), not "):
+        ValueCodec(schema(a="long", b="long"), "total").encode(value)
 
 
 @pytest.mark.parametrize(

@@ -49,6 +49,18 @@ def test_timers_are_listed_by_time_over_batches(batches: Batches) -> None:
     assert list(batches.timers.timestamps()) == [-7, 50, 300]
 
 
+def test_timers_are_listed_when_the_first_is_read(batches: Batches) -> None:
+    """As on Spark, what is set after the call and before the first one is read is listed; later changes are not."""
+    batches.timers.register(100)
+    listed = batches.timers.timestamps()
+    batches.timers.register(50)
+
+    assert next(listed) == 50
+    batches.timers.register(200)
+    batches.timers.delete(100)
+    assert list(listed) == [100]
+
+
 def test_due_timers_are_those_of_the_key_group_up_to_the_moment(batches: Batches) -> None:
     """Due timers are sorted by key and time, include those at the batch's time, and exclude other key groups."""
     for moment in (300, -7, 100):

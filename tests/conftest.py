@@ -6,11 +6,13 @@ HYPOTHESIS_PROFILE chooses a profile by name; without it, `ci` where the variabl
 
 from __future__ import annotations
 
+import functools
 import os
 import signal
 from collections.abc import Generator
 from typing import TypeVar
 
+import botocore.session
 import pytest
 from hypothesis import HealthCheck, settings
 
@@ -25,6 +27,9 @@ os.environ.setdefault("JAVA_TOOL_OPTIONS", options_of_short_jvms(ARCHIVE if ARCH
 # Programs that tests start report missed goals: STRICT=1 around the tests is not meant for them.
 for variable in ("STRICT", "SHORT"):
     os.environ.pop(variable, None)
+
+# Each client of S3 would read and parse the descriptions of its API again.
+botocore.session.create_loader = functools.cache(botocore.session.create_loader)
 
 # A shell starts background jobs with Ctrl-C ignored, and programs that tests start would inherit that.
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:

@@ -40,6 +40,7 @@ _DEFAULTS: dict[str, Any] = {
     "compression.type": "lz4",
     "queue.buffering.max.kbytes": 65_536,
     "transaction.timeout.ms": 60_000,
+    "reconnect.backoff.ms": 20,  # also twice the least time between the connections that a client begins
     "log_level": 0,  # errors are reported as exceptions
     "socket.timeout.ms": 10_000,
     "socket.connection.setup.timeout.ms": 10_000,

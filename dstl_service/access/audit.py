@@ -64,13 +64,25 @@ class AuditTrail:
 
     def record(self, who: str, act: str, job: str, **facts: str) -> None:
         """Record an act; errors of the store are logged and counted in `failures`, never raised."""
+        self._record(who, who, act, job, facts)
+
+    def record_command(self, act: str, job: str, **facts: str) -> None:
+        """
+        Record an act of a command, as `record` does.
+
+        One user's count as one actor's, whatever the host: a command that runs as a container has another one each
+        time, and its entries would stay for ever.
+        """
+        self._record(this_user(), user_of_process(), act, job, facts)
+
+    def _record(self, who: str, actor: str, act: str, job: str, facts: dict[str, str]) -> None:
         short = {name: text[:_FACT_CHARS_MAX] for name, text in facts.items()}
         entry = AuditEntry(self._clock.now_ms(), who[:_FACT_CHARS_MAX], act, job, short)
         logger.info("audit", extra={"who": entry.who, "act": act, "job": job, "facts": short})
         try:
-            key = f"{_folder(job)}{self._ids.unique_id()}{_kind_of(entry)}"
-            self._store.put(key, json.dumps(asdict(entry)).encode())
-            self._prune(job, _kind_of(entry))
+            kind = _kind_of(actor[:_FACT_CHARS_MAX], act)
+            self._store.put(f"{_folder(job)}{self._ids.unique_id()}{kind}", json.dumps(asdict(entry)).encode())
+            self._prune(job, kind)
         except DstlError as error:
             self.failures += 1
             logger.warning("an act is recorded only in the log", extra={"act": act, "job": job, "error": str(error)})
@@ -107,16 +119,20 @@ def _decoded(document: dict[str, Any]) -> AuditEntry:
 
 def this_user() -> str:
     """Return this process as ``user@host``, for acts of commands, which use no service."""
+    return f"{user_of_process()}@{socket.gethostname()}"
+
+
+def user_of_process() -> str:
+    """Return the name of this process's user."""
     try:
-        name = pwd.getpwuid(os.geteuid()).pw_name
+        return pwd.getpwuid(os.geteuid()).pw_name
     except KeyError:
-        name = f"uid {os.geteuid()}"
-    return f"{name}@{socket.gethostname()}"
+        return f"uid {os.geteuid()}"
 
 
-def _kind_of(entry: AuditEntry) -> str:
+def _kind_of(actor: str, act: str) -> str:
     """Return the end of an entry's key, which all entries of this actor and act share."""
-    return f"={checksum64(json.dumps([entry.who, entry.act]).encode()):016x}.json"
+    return f"={checksum64(json.dumps([actor, act]).encode()):016x}.json"
 
 
 def _folder(job: str) -> str:

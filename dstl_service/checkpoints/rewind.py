@@ -141,7 +141,7 @@ def find_target(
         InvalidInputError: The savepoint only keeps objects for a fork, or the tables are to be rewritten.
     """
     found = _found_target(job_store, job, checkpoints_max, savepoint, checkpoint_id)
-    if found.forked_from is not None and found.forked_from.is_before_rewriting(found.base):
+    if found.forked_from is not None and found.forked_from.is_before_rewriting(found.ref):
         raise InvalidInputError(
             f"checkpoint {found.id} of job {job!r} has the tables of job {found.forked_from.job!r}, in its "
             f"{found.forked_from.max_parallelism} key groups: start the query once, which rewrites them, and choose "

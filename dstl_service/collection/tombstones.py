@@ -32,7 +32,7 @@ from dstl_service.registry.job_store import JobStore
 from dstl_service.registry.lives import Lives, record_key
 from storage.clock import Clock, IdSource
 from storage.errors import ConflictError, CorruptDataError, DstlError, FencedError, NotFoundError
-from storage.object_store import ObjectStore, is_readable
+from storage.object_store import PROBE_FOLDER, ObjectStore, is_readable
 from storage.validation import NUMBER_MAX
 
 DELAY_S = 7 * 24 * 3600
@@ -84,6 +84,8 @@ class Deletions:
         tombstone, is_new = self._put(self._tombstone(job, life, who, delay_s))
         if is_new:
             self._keep_if_forked(tombstone)
+        else:  # its look for forks may have failed
+            self.check_no_forks(tombstone)
         return tombstone
 
     def clear(self, job: str, who: str, max_parallelism: int) -> Removal:
@@ -183,7 +185,7 @@ class Deletions:
         if self._is_past(tombstone):
             self._store.delete([tombstone.key])
             return None
-        self._check_no_forks(tombstone)
+        self.check_no_forks(tombstone)
         try:
             mine = f"collected by {self._ids.unique_id()}".encode()
             self._store.put(tombstone.fate_key, mine, if_absent=True)
@@ -205,14 +207,14 @@ class Deletions:
         return removal
 
     def _keep_if_forked(self, tombstone: Tombstone) -> None:
-        """Undo a deletion that has just begun, and raise as `_check_no_forks`, if forks need objects of the job."""
+        """Undo a deletion that has just begun, and raise as `check_no_forks`, if forks need objects of the job."""
         try:
-            self._check_no_forks(tombstone)
+            self.check_no_forks(tombstone)
         except DstlError:
             self.undo(tombstone.job)
             raise
 
-    def _check_no_forks(self, tombstone: Tombstone) -> None:
+    def check_no_forks(self, tombstone: Tombstone) -> None:
         """Raise `ConflictError` if forks need objects of a job; none begins that finds this tombstone."""
         job = tombstone.job
         if forks := living_forks(self._store, job, tombstone.life):
@@ -247,20 +249,37 @@ class Deletions:
 
     def collect_expired(self) -> list[Removal]:
         """Collect all jobs whose time to undo has expired; a failure is logged, and the next call retries."""
-        now_ms = self._clock.now_ms()
         removals: list[Removal] = []
         damage: list[str] = []
         found = list(self.all(damage.append))
         for message in damage:
             logger.error("a tombstone cannot be read, so its job is not collected", extra={"error": message})
-        for tombstone in [one for one in found if one.until_ms <= now_ms]:
+        for tombstone in found:
             try:
-                removal = self.collect(tombstone)
+                removal = self.collect(tombstone) if self.is_over(tombstone) else None
             except DstlError as error:
                 logger.warning("deleted job was not collected", extra={"job": tombstone.job, "error": str(error)})
                 continue
             removals += [removal] if removal is not None else []
         return removals
+
+    def is_over(self, tombstone: Tombstone) -> bool:
+        """
+        Return whether the time to undo has passed.
+
+        This process's clock only saves requests until then, and may be far ahead: the store's own decides.
+        """
+        if self._clock.now_ms() < tombstone.until_ms:
+            return False
+        now = f"{PROBE_FOLDER}/{self._ids.unique_id()}"
+        try:
+            self._store.put(now, b"now")
+            passed_ms = self._store.head(now).modified_ms - self._store.head(tombstone.key).modified_ms
+        except NotFoundError:  # it was undone or collected since
+            return False
+        finally:
+            self._store.delete([now])
+        return passed_ms >= tombstone.until_ms - tombstone.at_ms
 
     def all(self, on_damage: Callable[[str], object]) -> Iterator[Tombstone]:
         """Yield the tombstones of all deleted jobs; `on_damage` gets a message for each that cannot be read."""

@@ -7,7 +7,7 @@ import os
 import sys
 from urllib.parse import unquote, urlsplit
 
-from dstl_service.access.audit import AuditTrail, this_user
+from dstl_service.access.audit import AuditTrail
 from dstl_service.collection.job_deletion import has_leftovers
 from dstl_service.collection.tombstones import Deletions
 from dstl_service.process.display import printable
@@ -81,6 +81,6 @@ def complain(text: str) -> None:
 def record(store: ObjectStore, act: str, job: str, **facts: str) -> None:
     """Write an act of this process's user to the audit log; warn if that fails."""
     trail = AuditTrail(store, SystemClock(), SystemIds())
-    trail.record(this_user(), act, job, **facts)
+    trail.record_command(act, job, **facts)
     if trail.failures:
         complain(f"warning: the audit entry of {act!r} could not be stored")

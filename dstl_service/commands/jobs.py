@@ -61,6 +61,8 @@ def delete(options: argparse.Namespace) -> int:
     tombstone = deletions.of(options.job)
     if tombstone is None:
         tombstone = deletions.bury(options.job, this_user(), settings_of(options).deletion.delay_s)
+    else:
+        deletions.check_no_forks(tombstone)
     record(store, "delete", options.job, now=str(options.now))
     if not options.now:
         _fence(deletions, tombstone)

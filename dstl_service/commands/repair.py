@@ -47,8 +47,8 @@ def collect(options: argparse.Namespace) -> int:
 
 def _collect_deleted(options: argparse.Namespace, store: ObjectStore, tombstone: Tombstone) -> int:
     """Delete the objects of a deleted job if its deletion can no longer be undone."""
-    is_due = tombstone.until_ms <= SystemClock().now_ms()
-    removal = deletions_of(store).collect(tombstone) if options.delete and is_due else None
+    deletions = deletions_of(store)
+    removal = deletions.collect(tombstone) if options.delete and deletions.is_over(tombstone) else None
     if removal is None:
         say(f"job {options.job} {tombstone.text}")
         return 0

@@ -1,17 +1,44 @@
 """
-JSON documents with a checksum in front: ``{"checksum": …, "NAME": DOCUMENT}``, readable by a person.
+JSON documents with a checksum, readable by a person.
 
-Manifests and indexes of materializations have this form. Any changed byte is detected. No I/O.
+Manifests and indexes of materializations have it in front: ``{"checksum": …, "NAME": DOCUMENT}``. Any changed byte is
+detected. Small objects, which earlier versions wrote without one and still read, have it as their last field:
+``{…, "checksum": …}``. Any changed byte is detected, or changes nothing of what they say. No I/O.
 """
 
 from __future__ import annotations
 
 import json
+import re
+from collections.abc import Mapping
 from typing import Any
 
-from storage.checksum import checksum64
+from storage.checksum import BytesLike, checksum64
 from storage.errors import NewerFormatError
 from storage.stored_json import parse_json
+
+_STAMP = re.compile(rb', "checksum": "([0-9a-f]{16})"\}\Z')
+
+
+def stamp(document: Mapping[str, Any]) -> bytes:
+    """Return the bytes of a small object that holds a document, which is not empty and has no field ``checksum``."""
+    body = json.dumps(document).encode()
+    return b"".join((body[:-1], f', "checksum": "{checksum64(body):016x}"'.encode(), b"}"))
+
+
+def unstamp(data: BytesLike) -> Any:
+    """
+    Return the document of a small object; that of an earlier version may have no checksum.
+
+    Raises:
+        ValueError: It is not JSON, or a byte differs from what was written.
+    """
+    body = bytes(data)
+    if (found := _STAMP.search(body)) is not None:
+        body = body[: found.start()] + b"}"
+        if found[1] != f"{checksum64(body):016x}".encode():
+            raise ValueError("the checksum does not match the content")
+    return parse_json(body)
 
 
 def seal(name: str, document: dict[str, Any], *, ensure_ascii: bool = True) -> bytes:

@@ -8,14 +8,14 @@ Manifests have a module of their own, `dstl_service.formats.manifest`.
 
 from __future__ import annotations
 
-import json
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
+from dstl_service.formats.checksummed_json import stamp, unstamp
 from dstl_service.formats.fork_origin import origin_from_json, origin_to_json
 from dstl_service.wire import BRANCH_GENERATIONS, ForkOrigin
 from storage.errors import CorruptDataError, DstlError, NewerFormatError, UnavailableError
-from storage.stored_json import parse_json, text_of, whole_number
+from storage.stored_json import text_of, whole_number
 
 JOB_FORMAT, FORKED_JOB_FORMAT, REWRITTEN_JOB_FORMAT = 1, 2, 3
 """
@@ -127,7 +127,7 @@ class EpochRecord:
         if self.rewind is not None:
             rewind = self.rewind
             record["rewind"] = {"savepoint": rewind.savepoint, "target": rewind.target, "parent": rewind.parent}
-        return json.dumps(record).encode()
+        return stamp(record)
 
     @classmethod
     def decode(cls, data: bytes, key: str) -> EpochRecord:
@@ -138,7 +138,7 @@ class EpochRecord:
             CorruptDataError: The record cannot be read.
         """
         try:
-            record = parse_json(data)
+            record = unstamp(data)
             int(record["latest_id"])
             return cls(
                 epoch=int(record["epoch"]),
@@ -185,10 +185,10 @@ class JobRecord(NamedTuple):
 def encode_job(uid: str, max_parallelism: int, origin: ForkOrigin | None = None) -> bytes:
     """Return ``job.json``."""
     if origin is None:
-        return json.dumps({"format": JOB_FORMAT, "uid": uid, "max_parallelism": max_parallelism}).encode()
+        return stamp({"format": JOB_FORMAT, "uid": uid, "max_parallelism": max_parallelism})
     number = FORKED_JOB_FORMAT if origin.max_parallelism is None else REWRITTEN_JOB_FORMAT
     document = {"format": number, "uid": uid, "max_parallelism": max_parallelism}
-    return json.dumps({**document, "origin": origin_to_json(origin)}).encode()
+    return stamp({**document, "origin": origin_to_json(origin)})
 
 
 def decode_job(data: bytes, key: str) -> JobRecord:
@@ -200,7 +200,7 @@ def decode_job(data: bytes, key: str) -> JobRecord:
         CorruptDataError: ``job.json`` cannot be read.
     """
     try:
-        document = parse_json(data)
+        document = unstamp(data)
         NewerFormatError.check(key, int(document["format"]), REWRITTEN_JOB_FORMAT, object_key=key)
         if not isinstance(document["uid"], str) or not isinstance(document["max_parallelism"], int):
             raise TypeError("uid or max_parallelism is missing")

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable
 from dataclasses import asdict, dataclass
 
+from dstl_service.formats.checksummed_json import stamp, unstamp
 from dstl_service.process.display import utc_text
 from storage.errors import CorruptDataError, InvalidInputError
-from storage.stored_json import parse_json, text_of, whole_number
+from storage.stored_json import text_of, whole_number
 from storage.validation import validate_name
 
 TOMBSTONES = "@deleted/"
@@ -54,7 +54,7 @@ class Tombstone:
 
     def encode(self) -> bytes:
         """Return the object's bytes."""
-        return json.dumps(asdict(self)).encode()
+        return stamp(asdict(self))
 
     @classmethod
     def decode(cls, data: bytes, key: str) -> Tombstone:
@@ -65,8 +65,8 @@ class Tombstone:
             CorruptDataError: It cannot be read.
         """
         try:
-            document = parse_json(data)
-            return cls(
+            document = unstamp(data)
+            made = cls(
                 job=validate_name("job", document["job"]),
                 uid=validate_name("tombstone", document["uid"]),
                 who=text_of(document["who"]),
@@ -75,11 +75,14 @@ class Tombstone:
                 life=whole_number(document.get("life", 0)),
                 number=whole_number(document.get("number", 0)),
             )
+            if made.key != key:  # else another job would be deleted
+                raise ValueError(f"it is that of {made.key}")
         except (ValueError, LookupError, TypeError, InvalidInputError) as error:
             raise CorruptDataError(
                 f"tombstone {key} cannot be read: remove it, and delete its job again before a query of it starts",
                 object_key=key,
             ) from error
+        return made
 
 
 def tombstone_key(job: str, life: int, number: int) -> str:

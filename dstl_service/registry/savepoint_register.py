@@ -16,17 +16,16 @@ the same content is put again. See ``docs/decisions/0023-savepoints-on-cached-li
 
 from __future__ import annotations
 
-import json
 import threading
 from collections.abc import Callable, Iterable
 from contextlib import suppress
 from dataclasses import dataclass, replace
 
+from dstl_service.formats.checksummed_json import stamp, unstamp
 from dstl_service.registry.hints import read_hint, write_hint
 from dstl_service.registry.lives import LifeFolder
 from storage.errors import ConflictError, CorruptDataError, NotFoundError, UnavailableError
 from storage.object_store import ObjectStore
-from storage.stored_json import parse_json
 
 PIN = "@"
 """Follows the savepoint's name in that of its object; no name of a user's has it."""
@@ -71,12 +70,12 @@ class Registered:
         """Return an entry's content; ``names`` is what earlier versions read."""
         pinned = {one for one in self.published if PIN in one}
         lists = {"names": self.objects, "published": pinned, "gone": self.gone}
-        return json.dumps({key: sorted(names) for key, names in lists.items() if names or key == "names"}).encode()
+        return stamp({key: sorted(names) for key, names in lists.items() if names or key == "names"})
 
     @classmethod
     def decode(cls, data: bytes) -> Registered | None:
         """Read an entry, also of an earlier version; None if it is not filled. Raises what a damaged one causes."""
-        found = parse_json(data)
+        found = unstamp(data)
         if (names := found.get("names")) is None:
             return None
         objects = frozenset(str(name).removesuffix(_BARRED) for name in names)

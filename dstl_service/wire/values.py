@@ -97,9 +97,13 @@ class ForkOrigin:
     savepoint: Name
     max_parallelism: Parallelism | None = None
 
-    def is_before_rewriting(self, base: CheckpointRef | None) -> bool:
-        """Return whether a checkpoint of the fork with this base has its tables in the parent's key groups."""
-        return base is None and self.max_parallelism is not None
+    def is_before_rewriting(self, ref: CheckpointRef) -> bool:
+        """
+        Return whether a checkpoint of the fork has its tables in the parent's key groups: only its first one has.
+
+        That one has the id of the parent's. Its lack of a base would not tell: a rebuild may leave any without one.
+        """
+        return ref.id <= self.checkpoint.id and self.max_parallelism is not None
 
 
 @dataclass(frozen=True, slots=True)

@@ -385,6 +385,19 @@ def deleted_and_created_anew(cluster: CheckedCluster) -> None:
     cluster.actor("anew", begin_again)
 
 
+@history(kept_and_old)
+def undeleted_while_it_is_collected(cluster: CheckedCluster) -> None:
+    """A deleted job is brought back, and deleted again, while it is collected; a query of it runs, another starts."""
+    driver, query = taken_over(cluster), Process(cluster)
+    person, again, collector = Process(cluster), Process(cluster), Process(cluster, HOUR_MS)
+    person.bury()
+    cluster.actor("person", person.undelete)
+    cluster.actor("collector", collector.delete_buried)
+    cluster.actor("driver", driver.batch)
+    cluster.actor("query", lambda: (query.open(), query.batch()))
+    cluster.actor("again", again.bury)
+
+
 # --- Savepoints ------------------------------------------------------------------------------------------------------
 
 

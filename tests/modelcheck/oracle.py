@@ -29,6 +29,7 @@ from backend_client.sinks.protocol import Marker
 from dstl_service.formats.keys import place_of
 from dstl_service.formats.manifest import Manifest, ManifestKind, decode_manifest, object_keys
 from dstl_service.formats.materialization_index import MaterializationIndex, decode_index
+from dstl_service.formats.tombstone import TOMBSTONES, Tombstone
 from dstl_service.registry.lives import life_of
 from dstl_service.registry.savepoint_register import Registered, name_of
 from dstl_service.wire import CheckpointRef
@@ -72,6 +73,7 @@ class Oracle:
         self._known: dict[str, Manifest] = {}
         self.share(Knowledge())
         self._doomed: list[str] = []
+        self._buried: dict[str, int] = {}
         self.reported: list[str] = []
         self.savepoints: dict[str, Manifest] = {}
         self.saved: dict[str, Manifest] = {}
@@ -263,7 +265,12 @@ class Oracle:
         return self._registered[max(self._registered)].object_of(name) is not None
 
     def _learn_of_deletions(self, key: str, data: bytes) -> None:
+        if key.startswith(TOMBSTONES):
+            buried = Tombstone.decode(data, key)
+            self._buried[buried.fate_key] = buried.life
         if key.startswith(f"@fates/{self._job}/") and data != b"kept":
+            if self._buried.get(key, len(self._doomed)) < len(self._doomed):
+                return  # a late mark of a job whose deletion has begun before
             self._doomed.append(key)
             self.saved.clear()
             self.savepoints.clear()

@@ -54,6 +54,7 @@ def newest_marker(connection: Mapping[str, Any], topic: str, slot: Slot) -> Mark
             "enable.partition.eof": True,
             "auto.offset.reset": "error",
             "fetch.wait.max.ms": 10,
+            "fetch.error.backoff.ms": 20,
         }
     )
     timeout_s = 2 * float(connection["socket.timeout.ms"]) / 1000

@@ -25,8 +25,6 @@ from backend_client.sinks.protocol import Marker, Sink, Slot, SlotPublisher
 from storage.errors import FencedError, InvalidInputError, UnavailableError
 
 _FULL_QUEUE_S = 60.0
-_CONNECTING_S = 0.02
-"""A producer that finds no broker connected when it asks for its id asks again after half a second."""
 _COLUMNS = {"value", "key", "topic", "partition", "headers"}
 _BYTES = (pa.types.is_string, pa.types.is_large_string, pa.types.is_binary, pa.types.is_large_binary)
 
@@ -104,8 +102,8 @@ class _KafkaPublisher(SlotPublisher):
         self._timeout_s = 2 * float(options["socket.timeout.ms"]) / 1000
         callbacks = {"on_delivery": self._delivered, "error_cb": self._connection_errors}
         self._producer = Producer({**options, "delivery.report.only.error": True, **callbacks})
-        time.sleep(_CONNECTING_S)
         try:
+            self._connect()
             self._producer.init_transactions(self._timeout_s)
         except KafkaException as error:
             raise self._translated(error) from error
@@ -142,6 +140,16 @@ class _KafkaPublisher(SlotPublisher):
         with suppress(KafkaException):
             self._producer.purge()
             self._producer.flush(0)
+
+    def _connect(self) -> None:
+        """
+        Wait for a connection to a broker of the cluster.
+
+        A producer without one when it asks for its id asks again after half a second. The answer to the first request
+        may come over a connection to the address of the options, which the client gives up when it knows the brokers.
+        """
+        for _ in range(2):
+            self._producer.list_topics(self._sink.topic or self._marker_topic, self._timeout_s)
 
     def _produce(self, topic: str, **message: Any) -> None:
         deadline = 0.0

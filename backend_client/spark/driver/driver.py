@@ -99,7 +99,7 @@ class BatchRunner:
             query.spark, log.query_id, query.settings, session.max_parallelism, self.rescaling
         )
         self._passes = self.passes_type(operators, session, self._times, shipments, self._standby, lambda: self._pin)
-        place_slots = slots_placer(query.spark, self._pin)
+        place_slots = slots_placer(query.spark, self._anchors.anchor if self._anchors.are_of_use else None)
         self.output: Output = output.open(query.settings, session, shipments, place_slots, log.given_up())
         check_names([*start.infos, *self.output.operators, *start.removed])
         self._anchors.acquire()  # last: a start that is refused holds none

@@ -82,8 +82,13 @@ class Anchors:
 
     def pin(self, rows: DataFrame, parallelism: int) -> DataFrame:
         """Make the executor with a partition's anchor the preferred one; rows are partitioned by `PARTITION_COLUMN`."""
+        # The rows come first: a join belongs to its left side's session, and each query has its own.
+        return rows.join(self.anchor(parallelism).hint("shuffle_hash"), PARTITION_COLUMN)
+
+    def anchor(self, parallelism: int) -> DataFrame:
+        """Return a frame of the numbers below `parallelism`, each alone in its partition, at that partition's place."""
         if self.hosts is not None:
-            return rows.join(self.hosts.anchor(parallelism).hint("shuffle_hash"), PARTITION_COLUMN)
+            return self.hosts.anchor(parallelism)
         with self._lock:
             anchor = self._frames.get(parallelism)
             if anchor is None or not anchor.storageLevel.useMemory:  # a user's clearCache() drops them
@@ -92,8 +97,7 @@ class Anchors:
                     self._frames[parallelism] = anchor
                 else:
                     anchor.unpersist()
-        # The rows come first: a join belongs to its left side's session, and each query has its own.
-        return rows.join(anchor.hint("shuffle_hash"), PARTITION_COLUMN)
+        return anchor
 
     def _made(self, parallelism: int) -> DataFrame:
         spark = self._spark()

@@ -39,10 +39,18 @@ def place_numbers(spark: SparkSession, numbers: Sequence[int], parallelism: int,
     return placed if pin is None else pin(placed, parallelism)
 
 
-def slots_placer(spark: SparkSession, pin: Pin | None) -> Callable[[int], DataFrame]:
-    """Return a function of a number of slots that returns a frame of their numbers, each in a partition of its own."""
+def slots_placer(spark: SparkSession, anchor: Callable[[int], DataFrame] | None) -> Callable[[int], DataFrame]:
+    """
+    Return a function of a number of slots that returns a frame of their numbers, each in a partition of its own.
+
+    Args:
+        spark: The query's session.
+        anchor: Returns such a frame whose partitions have places; None where they are not pinned to executors.
+    """
+    if anchor is not None:
+        return anchor
     own = own_session(spark)
-    return lambda slots: place_numbers(own, range(slots), slots, pin)
+    return lambda slots: own.range(0, slots, 1, slots).select(F.col("id").cast("int").alias(PARTITION_COLUMN))
 
 
 def place(

@@ -50,8 +50,7 @@ def is_at_fork(latest: CheckpointInfo) -> bool:
     origin = latest.forked_from
     if origin is None:
         return False
-    is_rewritten = origin.max_parallelism is not None and latest.ref.id == origin.checkpoint.id + 1
-    return latest.base is None or is_rewritten
+    return latest.ref.id <= origin.checkpoint.id + (origin.max_parallelism is not None)
 
 
 def parent_log(spark: SparkSession, settings: BackendSettings) -> CheckpointLog | None:

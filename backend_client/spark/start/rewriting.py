@@ -39,7 +39,7 @@ _SETS_MAX = 40_000
 
 def rewritten_from(latest: CheckpointInfo | None) -> int | None:
     """Return the number of key groups that a checkpoint's tables have if they have to be rewritten; else None."""
-    if latest is None or latest.forked_from is None or not latest.forked_from.is_before_rewriting(latest.base):
+    if latest is None or latest.forked_from is None or not latest.forked_from.is_before_rewriting(latest.ref):
         return None
     return latest.forked_from.max_parallelism
 

@@ -10,6 +10,7 @@ from collections.abc import Iterable, Iterator
 from concurrent.futures import Future
 from dataclasses import replace
 from itertools import count
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -34,6 +35,7 @@ from backend_client.sinks.kafka import KafkaSink, check, markers
 from backend_client.sinks.protocol import Marker, Slot, SlotPublisher
 from dstl_service.wire import CheckpointRef
 from storage.errors import FencedError, InvalidInputError, UnavailableError
+from tools.servers.faults.toxiproxy import Toxiproxy
 from tools.servers.kafka import KafkaBroker, with_users
 
 pytestmark = [pytest.mark.integration, pytest.mark.timeout(180)]
@@ -159,6 +161,20 @@ def test_older_publisher_is_fenced(broker: KafkaBroker, sink: KafkaSink, slot: S
     older.close()
     assert committed(broker, slot.job) == [("a", "a1")]
     assert last(sink, slot) == marker(0)
+
+
+def test_slot_is_opened_over_a_slow_connection(
+    broker: KafkaBroker, slot: Slot, tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    """A producer asks for its id once a broker is connected; it would wait half a second before it asks again."""
+    with Toxiproxy(broker.servers, tmp_path) as proxy, proxy.toxic("latency", latency=60):
+        servers = proxy.proxy_url.removeprefix("http://")
+        sink = KafkaSink(servers, slot.job, {"debug": "eos", "log_level": 7})
+        sink.check(COLUMNS, [replace(slot, number=0), slot])
+        publish(sink, slot, 0, "a1")
+    told = capfd.readouterr().err
+    assert "Acquired PID" in told
+    assert "No brokers available" not in told
 
 
 def _publish_and_die(sink: KafkaSink, slot: Slot, step: str) -> None:

@@ -127,6 +127,8 @@ def test_first_checkpoint_is_rewritten_once() -> None:
     plain = fork(None, 5, None)
     assert (rewritten_from(plain), is_at_fork(plain)) == (None, True)
     assert not is_at_fork(replace(second, forked_from=plain.forked_from))
+    rebuilt = replace(third, base=None)
+    assert (rewritten_from(rebuilt), is_at_fork(rebuilt)) == (None, False)
 
 
 def test_keys_that_cannot_be_rewritten_refuse_the_start() -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import logging
+from functools import partial
 from pathlib import Path
 from threading import Event
 
@@ -79,6 +80,18 @@ def test_old_entries_go(monkeypatch: pytest.MonkeyPatch) -> None:
 
     assert [entry.facts["number"] for entry in trail.entries("job", pytest.fail)] == ["2", "3", "4"]
     assert len(list(trail.entries("other", pytest.fail))) == 1
+
+
+def test_old_entries_of_commands_go_wherever_they_ran(monkeypatch: pytest.MonkeyPatch) -> None:
+    """I12: a command that runs once a day in a container of its own leaves no entry for ever."""
+    monkeypatch.setattr(audit, "KEPT_MAX", 3)
+    trail = trail_of(MemoryStore())
+    for number in range(5):
+        monkeypatch.setattr("socket.gethostname", partial(str, f"pod-{number}"))
+        trail.record_command("collect garbage", "job")
+
+    hosts = [entry.who.partition("@")[2] for entry in trail.entries("job", pytest.fail)]
+    assert hosts == ["pod-2", "pod-3", "pod-4"]
 
 
 def test_often_repeated_act_leaves_the_others(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -281,7 +281,7 @@ def test_fork_with_other_key_groups(family: Family) -> None:
     assert first is not None
     assert (jobs.max_parallelism, report.max_parallelism, report.rewritten_from) == (24, 24, 128)
     assert first.forked_from is not None
-    assert first.forked_from.is_before_rewriting(first.base)
+    assert first.forked_from.is_before_rewriting(first.ref)
     assert json.loads(family.store.get("fork/job.json"))["format"] == 3
     assert "Its first start rewrites the state from 128 key groups to 24" in describe_fork(report)
     assert family.fork(max_parallelism=24) == family.fork() == replace(report, is_new=False)
@@ -310,9 +310,26 @@ def test_rebuilt_fork_has_its_key_groups(family: Family, lost: str) -> None:
     newest = jobs.newest()
     assert newest is not None
     assert newest.forked_from is not None
-    assert newest.forked_from.is_before_rewriting(newest.base)
+    assert newest.forked_from.is_before_rewriting(newest.ref)
     assert (newest.forked_from, jobs.max_parallelism) == (before.forked_from, 24)
     assert decode_job(family.store.get("fork/job.json"), "") == decode_job(record, "")
+
+
+def test_rebuilt_tables_are_not_rewritten_again(family: Family) -> None:
+    """I14: with the key groups of the parent half of them were not read; a rebuilt checkpoint may have no base."""
+    family.fork(max_parallelism=256)
+    family.batch()
+    family.batch(compacts=True)
+    family.jobs().make_savepoint("kept", None)
+    family.store.delete([info.key for info in family.store.list("fork/checkpoints/")])
+    rebuild_registry(family.store, "fork", family.parent.clock, family.ids(), write=True)
+
+    newest = family.jobs().newest()
+    assert newest is not None
+    assert newest.forked_from is not None
+    assert (newest.base, newest.id) == (None, 5)
+    assert not newest.forked_from.is_before_rewriting(newest.ref)
+    assert family.fork("second", of="fork").checkpoint == newest.ref.to_text()
 
 
 def test_nothing_begins_at_tables_that_are_to_be_rewritten(family: Family) -> None:
@@ -399,6 +416,8 @@ def test_collection_of_a_deletion_that_died_before_its_look_spares_forks(family:
     deletions = Deletions(family.store, family.parent.clock, family.ids())
 
     assert deletions.of("job") is not None
+    with pytest.raises(ConflictError, match="forks need its objects: fork"):  # a repeated deletion looks again
+        deletions.bury("job", "ann", 0)
     assert deletions.collect_expired() == []
     assert family.missing() == set()
     family.delete("fork")

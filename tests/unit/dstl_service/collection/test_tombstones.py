@@ -61,6 +61,20 @@ def test_deleted_job_is_not_opened_and_can_be_brought_back(deleters: TwoDeleters
     assert list(deleters.one.all(pytest.fail)) == []
 
 
+def test_clock_that_is_ahead_takes_no_time_from_an_undo(deleters: TwoDeleters) -> None:
+    """I11: a collector whose clock is a year ahead deletes nothing that can still be undone."""
+    ahead = FakeClock()
+    ahead.advance(365 * 24 * 3_600_000)
+    collector = Deletions(deleters.store, ahead, FakeIds(3))
+    deleters.one.bury("job", "ann", 60)
+    for _ in range(2):
+        deleters.clock.advance(29_999)
+        assert collector.collect_expired() == []
+    assert deleters.keys("probe/") == []
+    deleters.clock.advance(2)
+    assert [removal.job for removal in collector.collect_expired()] == ["job"]
+
+
 def test_deleted_job_is_collected_when_its_time_is_over(deleters: TwoDeleters) -> None:
     """The whole job is removed and its name is free again; a job whose name shares a prefix stays."""
     deleters.one.bury("job", "ann", 60)

@@ -17,7 +17,7 @@ from dstl_service.collection.job_deletion import delete_job
 from dstl_service.collection.retention import retained_manifests
 from dstl_service.formats.checkpoint_record import NotedSet
 from dstl_service.formats.checksummed_json import seal
-from dstl_service.formats.keys import encode_job, manifest_key
+from dstl_service.formats.keys import JobRecord, decode_job, encode_job, manifest_key
 from dstl_service.formats.manifest import ManifestKind, StateView
 from dstl_service.formats.materialization_index import MaterializationIndex
 from dstl_service.registry.hints import write_hint
@@ -220,7 +220,7 @@ def test_lost_registry_is_rebuilt(story: Story) -> None:
     report = story.rebuild()
 
     assert (report.is_written, report.is_proven, report.lost, report.object_problems) == (True, False, [], [])
-    assert json.loads(story.store.get("job/job.json")) == {"format": 1, "uid": uid, "max_parallelism": 128}
+    assert decode_job(story.store.get("job/job.json"), "") == JobRecord(uid, 128)
     jobs = JobStore(story.store, "job", FakeClock(), FakeIds(9))
     rebuilt = list(jobs.completed())
     assert [manifest.id for manifest in rebuilt] == list(range(20, LAST + 1))

@@ -10,7 +10,6 @@ from dstl_service.commands.checkpoints import fork, list_checkpoints, list_losse
 from dstl_service.commands.common import complain
 from dstl_service.commands.jobs import audit, delete, list_jobs, rescale, undelete
 from dstl_service.commands.repair import check, collect
-from dstl_service.commands.serve import serve
 from storage.errors import DstlError
 from storage.validation import validate_name
 
@@ -26,6 +25,13 @@ def main(arguments: Sequence[str] | None = None) -> int:
         complain(str(error))
         return 2
     return result
+
+
+def _serve(options: argparse.Namespace) -> int:
+    """Run the service. Only this command needs the modules of the HTTP API, which take longer than all others."""
+    from dstl_service.commands.serve import serve
+
+    return serve(options)
 
 
 def _parser() -> argparse.ArgumentParser:
@@ -49,7 +55,7 @@ def _parser() -> argparse.ArgumentParser:
     run.add_argument("--host-id", help="name of this host in object keys (default: from the host's name)")
     run.add_argument("--log-file", metavar="PATH", help="log file, which is rotated (default: standard error)")
     run.add_argument("--idle-exit-s", help="stop after this time without a request (default: never)")
-    run.set_defaults(run=serve)
+    run.set_defaults(run=_serve)
     jobs = commands.add_parser("jobs", parents=[common], help="list the jobs of a storage")
     jobs.set_defaults(run=list_jobs)
     listing = commands.add_parser("checkpoints", parents=[common], help="list a job's checkpoints")

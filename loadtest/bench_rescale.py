@@ -114,7 +114,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--short", action="store_true", default=is_set("SHORT"), help="few keys and batches (SHORT=1)")
     parser.add_argument("--strict", action="store_true", default=is_set("STRICT"), help="fail if a goal is missed")
     options = parser.parse_args(arguments)
-    rows, keys, warm_up, between = (500, 2_000, 3, 3) if options.short else (20_000, 200_000, 40, 20)
+    rows, keys, warm_up, between = (500, 2_000, 1, 1) if options.short else (20_000, 200_000, 40, 20)
     with (
         tempfile.TemporaryDirectory(ignore_cleanup_errors=True) as place,
         open_backend(Path(place), STEPS[0]) as backend,

@@ -1,11 +1,12 @@
-"""A driver of `bench_restart`: ``python -m loadtest.bench_restart_driver SIDE FOLDER KEYS BATCHES``."""
+"""A driver of `bench_restart`: ``python -m loadtest.bench_restart_driver SIDE[,SIDE] FOLDER KEYS BATCHES``."""
 
 from __future__ import annotations
 
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 
-from pyspark.sql import DataFrame
+from pyspark.sql import DataFrame, SparkSession
 
 from backend_client import ChangelogStateBackend
 from loadtest.bench.measuring import Enough, new_session, new_stream, run_until_enough
@@ -24,10 +25,17 @@ def backend_in(folder: Path) -> ChangelogStateBackend:
     )
 
 
-def main(side: str, folder: Path, keys: int, batches: int) -> None:
-    """Run that many batches of a tenth of the keys; print a line when the first one has ended."""
+def main(sides: Sequence[str], folder: Path, keys: int, batches: int) -> None:
+    """Run that many batches of a tenth of the keys on each side."""
     spark = new_session(folder)
     spark.conf.set("spark.sql.shuffle.partitions", str(_PARTITIONS))
+    for side in sides:
+        _run(spark, side, folder, keys, batches)
+    spark.stop()
+
+
+def _run(spark: SparkSession, side: str, folder: Path, keys: int, batches: int) -> None:
+    """Run the batches of a side; print a line when the first one has ended."""
     backend = backend_in(folder) if side == "DSTL" else None
     operator = rows(Totals, TOTALS)(new_stream(spark, keys // _BATCHES_PER_KEY, keys), backend)
     first: int | None = None
@@ -43,8 +51,7 @@ def main(side: str, folder: Path, keys: int, batches: int) -> None:
 
     writer = operator.writeStream.outputMode("update").foreachBatch(save)
     run_until_enough(writer, folder / f"checkpoint-{side}")
-    spark.stop()
 
 
 if __name__ == "__main__":
-    main(sys.argv[1], Path(sys.argv[2]), int(sys.argv[3]), int(sys.argv[4]))
+    main(sys.argv[1].split(","), Path(sys.argv[2]), int(sys.argv[3]), int(sys.argv[4]))

@@ -6,11 +6,13 @@ HYPOTHESIS_PROFILE chooses a profile by name; without it, `ci` where the variabl
 
 from __future__ import annotations
 
+import functools
 import os
 import signal
 from collections.abc import Generator
 from typing import TypeVar
 
+import botocore.session
 import pytest
 from hypothesis import HealthCheck, settings
 
@@ -26,6 +28,9 @@ os.environ.setdefault("JAVA_TOOL_OPTIONS", options_of_short_jvms(ARCHIVE if ARCH
 for variable in ("STRICT", "SHORT"):
     os.environ.pop(variable, None)
 
+# Each client of S3 would read and parse the descriptions of its API again.
+botocore.session.create_loader = functools.cache(botocore.session.create_loader)
+
 # A shell starts background jobs with Ctrl-C ignored, and programs that tests start would inherit that.
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
     signal.signal(signal.SIGINT, signal.default_int_handler)
@@ -34,7 +39,7 @@ if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
 _ANY_MACHINE = settings(deadline=None, suppress_health_check=[HealthCheck.too_slow])
 settings.register_profile("default", _ANY_MACHINE, max_examples=50, stateful_step_count=30)
 # CI repeats itself, so that it judges a change; new examples are drawn on everyone's machine, and by `nightly`.
-settings.register_profile("ci", _ANY_MACHINE, max_examples=200, stateful_step_count=75, derandomize=True)
+settings.register_profile("ci", _ANY_MACHINE, max_examples=100, stateful_step_count=75, derandomize=True)
 settings.register_profile("nightly", _ANY_MACHINE, max_examples=1000, stateful_step_count=500, print_blob=True)
 settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE") or ("ci" if IN_CI else "default"))
 

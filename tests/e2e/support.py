@@ -1,4 +1,8 @@
-"""Shared helpers of the end-to-end tests: a small stream of rows, a processor, and access to stored state."""
+"""
+Shared helpers of the end-to-end tests: a small stream of rows, a processor, and access to stored state.
+
+Every Python worker that runs the processor imports this module, so what only the driver's side needs is imported there.
+"""
 
 from __future__ import annotations
 
@@ -10,29 +14,20 @@ import time
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
-from typing import Any, TypeAlias
+from typing import TYPE_CHECKING, Any, TypeAlias
 
-import pyarrow.parquet as pq
 from pyspark.sql import DataFrame, Row, SparkSession
 from pyspark.sql.streaming import StatefulProcessor, StreamingQuery
 from pyspark.sql.types import DoubleType, LongType, StructType
 
-from backend_client import ChangelogStateBackend
-from backend_client.state.codec import ValueCodec
-from backend_client.table.snapshot import IncomingSnapshot
-from dstl_service.cli import main
-from dstl_service.registry.job_store import JobStore
-from dstl_service.restore.plan import plan_restore, read_plan, read_snapshots
-from dstl_service.restore.segment_cache import SegmentCache
-from dstl_service.wire import FileFrame
-from storage.change_set import decode_change_set
-from storage.clock import SystemClock, SystemIds
-from storage.key_group_sets import KeyGroups
 from storage.key_groups import KeyGroupRange
-from storage.model import MaterializationHandle
-from storage.object_store import ObjectStore
-from storage.open import open_store
 from tests.waiting import wait_until
+
+if TYPE_CHECKING:
+    from backend_client import ChangelogStateBackend
+    from storage.key_group_sets import KeyGroups
+    from storage.model import MaterializationHandle
+    from storage.object_store import ObjectStore
 
 INPUT = "k string, v double"
 STATE = "n long, s double"
@@ -164,11 +159,15 @@ class JobQueries:
 
     def records(self, job: str) -> list[dict[str, Any]]:
         """Return the records that a job has published."""
+        import pyarrow.parquet as pq
+
         files = sorted(self.output(job).glob("*.parquet"))
         return [row for file in files for row in pq.read_table(file).to_pylist()]
 
     def dstl(self, command: str, *arguments: str) -> int:
         """Run a command of ``dstl``; return its exit code."""
+        from dstl_service.cli import main
+
         return main([command, "--storage", self.storage, *arguments])
 
 
@@ -195,12 +194,25 @@ def expected_state(files: Files) -> list[tuple[Any, ...]]:
 
 def materializations(url: str, job: str = "job") -> tuple[MaterializationHandle, ...]:
     """Return the materializations in the newest checkpoint's state."""
+    from dstl_service.registry.job_store import JobStore
+    from storage.clock import SystemClock, SystemIds
+    from storage.open import open_store
+
     jobs = JobStore(open_store(url), job, SystemClock(), SystemIds())
     return jobs.state(list(jobs.completed())[-1].ref).materializations
 
 
 def stored_state(url: str | ObjectStore, job: str, operator: str) -> dict[bytes, bytes]:
     """Read an operator's whole state from the newest checkpoint: table key to value."""
+    from backend_client.table.snapshot import IncomingSnapshot
+    from dstl_service.registry.job_store import JobStore
+    from dstl_service.restore.plan import plan_restore, read_plan, read_snapshots
+    from dstl_service.restore.segment_cache import SegmentCache
+    from dstl_service.wire import FileFrame
+    from storage.change_set import decode_change_set
+    from storage.clock import SystemClock, SystemIds
+    from storage.open import open_store
+
     store = open_store(url) if isinstance(url, str) else url
     jobs = JobStore(store, job, SystemClock(), SystemIds())
     plan = plan_restore(jobs, operator, ALL_KEY_GROUPS, None, list(jobs.completed())[-1].ref)
@@ -227,5 +239,7 @@ def _counts(key: bytes, key_groups: KeyGroups) -> bool:
 
 def stored_totals(url: str | ObjectStore, job: str, operator: str = "Totals") -> list[tuple[Any, ...]]:
     """Read the values of `Totals`, sorted."""
+    from backend_client.state.codec import ValueCodec
+
     codec = ValueCodec(StructType().add("n", LongType()).add("s", DoubleType()).json(), "totals")
     return sorted(codec.decode(value) for value in stored_state(url, job, operator).values())

@@ -90,26 +90,29 @@ def check(result: dict[str, Any], storage: str) -> None:
     assert stored_totals(storage, "job") == expected_state(FILES)
 
 
-@pytest.mark.parametrize("are_linked", [True, False])
-def test_hosts_with_sidecars_of_their_own(tmp_path: Path, folders: list[Path], are_linked: bool) -> None:
+def test_hosts_with_sidecars_of_their_own(tmp_path: Path, folders: list[Path]) -> None:
     """
     Embedded sidecars connect to the coordinator: each host writes one object per checkpoint, from the first one on.
 
-    I5: if the coordinator cannot reach a host's sidecar, the host's tasks persist their sets alone.
-    Partitions stay with their executors: over all batches, each table is made on only one host.
+    I5: in another storage, where the coordinator cannot reach a host's sidecar, the host's tasks persist their sets
+    alone. Partitions stay with their executors: over all batches, each table is made on only one host.
     """
-    storage = f"file://{tmp_path / 'store'}"
+    linked, apart = f"file://{tmp_path / 'store'}", f"file://{tmp_path / 'apart'}"
     hosts = [{"DSTL_LOCAL_DIR": str(folder), "PYTHONPATH": str(Path(__file__).parents[2])} for folder in folders]
     with SparkCluster(tmp_path, hosts[1:]) as cluster:
-        result = run_driver(cluster, tmp_path, storage, hosts[0], *([] if are_linked else ["--no-links"]))
+        results = [
+            run_driver(cluster, tmp_path, linked, hosts[0], "--apart", apart),
+            json.loads((tmp_path / "apart.json").read_text()),
+        ]
 
-    check(result, storage)
-    objects = list(open_store(storage).list("job/segments/"))
-    shared = 2 * len(result["batches"])  # two hosts with two tasks each
-    assert (len(objects) == shared) if are_linked else len(objects) >= 2 * shared
-    assert all(list(folder.glob("service-*.pid")) for folder in folders)
-    tables = Counter(table.name for folder in folders for table in folder.glob("tables/*/Totals/*"))
-    assert len(tables) == 4
+    for result, storage in zip(results, (linked, apart), strict=True):
+        check(result, storage)
+        objects = list(open_store(storage).list("job/segments/"))
+        shared = 2 * len(result["batches"])  # two hosts with two tasks each
+        assert (len(objects) == shared) if storage == linked else len(objects) >= 2 * shared
+    assert [len(list(folder.glob("service-*.pid"))) for folder in folders] == [2] * HOSTS
+    tables = Counter(table.relative_to(folder) for folder in folders for table in folder.glob("tables/*/Totals/*"))
+    assert len(tables) == 2 * 4
     assert set(tables.values()) == {1}
 
 

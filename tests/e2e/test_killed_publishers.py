@@ -14,7 +14,11 @@ pytestmark = [pytest.mark.e2e, pytest.mark.timeout(900)]
 
 
 def test_committed_output_is_as_if_nothing_had_happened(tmp_path: Path) -> None:
-    """I14, I18: one kill at each step of publishing to Kafka and two at random; nothing is lost, doubled or parted."""
+    """
+    I14, I18: one kill at each step of publishing to Kafka; nothing is lost, doubled or parted.
+
+    An executor and a sidecar are killed at random moments.
+    """
     environment = {**os.environ, "PYTHONPATH": str(Path(__file__).parents[2]), "PYSPARK_PYTHON": sys.executable}
     command = [sys.executable, "-m", "loadtest.chaos_sinks", "--systems", "kafka", "--hits", "1", "--random", "2"]
 

@@ -32,13 +32,14 @@ def at_batch_time(frame: DataFrame, offsets: str) -> DataFrame:
         CorruptDataError: The frame uses the current time, and the entry does not have Spark's format.
     """
     spark: Any = frame.sparkSession
-    sql = spark._jvm.org.apache.spark.sql
+    # By its whole name: for each part of it, Py4J would look for a class in all jars.
+    patterns = getattr(spark._jvm, "org.apache.spark.sql.catalyst.trees.TreePattern")
     plan = frame._jdf.queryExecution().analyzed()
-    if not plan.containsPattern(sql.catalyst.trees.TreePattern.CURRENT_LIKE()):
+    if not plan.containsPattern(patterns.CURRENT_LIKE()):
         return frame
     clock = _BatchClock(spark._jvm, BatchTime.read(offsets, None).timestamp_ms)
     fixed = plan.transformAllExpressionsWithSubqueries(clock)
-    return DataFrame(sql.classic.Dataset.ofRows(spark._jsparkSession, fixed), spark)
+    return DataFrame(spark._jvm.org.apache.spark.sql.classic.Dataset.ofRows(spark._jsparkSession, fixed), spark)
 
 
 class _BatchClock:

@@ -108,13 +108,18 @@ def setting(spark: SparkSession, name: str, default: str) -> str:
 def hadoop_folder(spark: SparkSession, location: str) -> tuple[Any, Any]:
     """Return a folder's Hadoop path and its file system."""
     with needed("SessionState.newHadoopConf", "reading the query's Spark checkpoint needs it"):
-        path = jvm_of(spark).org.apache.hadoop.fs.Path(location)
+        path = _path_class(spark)(location)
         return path, path.getFileSystem(spark._jsparkSession.sessionState().newHadoopConf())
 
 
 def hadoop_path(spark: SparkSession, folder: Any, name: str) -> Any:
     """Return the Hadoop path of a name in a folder."""
-    return jvm_of(spark).org.apache.hadoop.fs.Path(folder, name)
+    return _path_class(spark)(folder, name)
+
+
+def _path_class(spark: SparkSession) -> Any:
+    """Return Hadoop's class by its whole name: for each part of it, Py4J would look for a class in all jars."""
+    return getattr(jvm_of(spark), "org.apache.hadoop.fs.Path")
 
 
 def catalog_table(spark: SparkSession, name: str) -> Any:

@@ -138,7 +138,7 @@ def histories(runs: tuple[int, int], batches_max: int = 2) -> st.SearchStrategy[
 
 def rich_history(runs: int) -> History:
     """
-    Return a history that contains everything: many rows, another parallelism, lost tables and commits.
+    Return a history that contains everything: many rows, another parallelism, lost and kept tables and commits.
 
     Its first run is long enough for snapshots to be requested, stored and included in the state.
     """
@@ -156,8 +156,8 @@ def rich_history(runs: int) -> History:
             Run(
                 tuple(tuple(event() for _ in range(24)) for _ in range(files(number))),
                 1 + number % 3,
-                number > 0,
-                number > 0,
+                tables_lost=number % 2 == 1,
+                commit_lost=number % 2 == 1,
             )
             for number in range(runs)
         )

@@ -3,7 +3,7 @@ Programs on Spark's own operator and on this backend: the same program, the same
 
 Steps: Hypothesis draws a history - rows, batches, restarts, a parallelism for each run, lost tables and commits - and
 both engines run it, this one with tables that are materialized all the time. A last history contains all of that,
-whatever Hypothesis draws.
+whatever Hypothesis draws; with one example for each query, it is the only one but for the first query.
 
 A failure means that a program behaves differently here than on Spark; the history that shows it is printed.
 DSTL_DIFFERENTIAL_EXAMPLES sets the number of histories drawn per query; from 2 on each plan also runs alone, and
@@ -103,8 +103,9 @@ def test_plans_behave_as_on_spark(engines: Engines, query: Query) -> None:
             reject()
         engines.compare(query, history)
 
-    check()
-    engines.drawn_plans |= query.plans.keys()
+    if IS_LONG or query is QUERIES[0]:
+        check()
+        engines.drawn_plans |= query.plans.keys()
     for _ in range(RICH_TRIES):
         engines.compare(query, rich_history(query.runs[1]))
         if query.name in engines.materialized:

@@ -172,21 +172,34 @@ class Story:
         return jobs.load(checkpoint_id, ref["generation"]).segments[sqn].object_key
 
 
-@pytest.fixture(scope="module")
-def told() -> dict[str, Any]:
-    """A story's objects and expected content."""
+Told = tuple[dict[str, bytes], list[dict[str, Any]], list[Content]]
+
+
+def tell() -> Told:
+    """Return a story's objects, checkpoints and expected content."""
     story = Story(MemoryStore()).tell()
-    objects = {info.key: story.store.get(info.key) for info in story.store.list("")}
-    return {"objects": objects, "refs": story.refs, "contents": story.contents}
+    return {info.key: story.store.get(info.key) for info in story.store.list("")}, story.refs, story.contents
+
+
+def again(told: Told) -> Story:
+    """Return a story in a store of its own."""
+    objects, refs, contents = told
+    store = MemoryStore()
+    for key, data in objects.items():
+        store.put(key, data)
+    return Story(store, list(refs), list(contents))
+
+
+@pytest.fixture(scope="module")
+def told() -> Told:
+    """The story, told once."""
+    return tell()
 
 
 @pytest.fixture
-def story(told: dict[str, Any]) -> Story:
-    """Run a story in a store of its own."""
-    store = MemoryStore()
-    for key, data in told["objects"].items():
-        store.put(key, data)
-    return Story(store, list(told["refs"]), list(told["contents"]))
+def story(told: Told) -> Story:
+    """Return a story."""
+    return again(told)
 
 
 def test_story_is_sound(story: Story) -> None:
@@ -422,12 +435,25 @@ def test_newest_whole_checkpoint_is_chosen(story: Story, lost: int, damage: str)
     assert check_job(story.store, "job").problems == []
 
 
+WITH_SINK = [
+    *OPERATOR_INFOS,
+    {"name": "output", "parallelism": 1, "key_schema": "", "states": {}, "kind": "sink"},
+]
+
+
+@pytest.fixture(scope="module")
+def told_with_sink() -> Told:
+    """The story of a job with a sink, told once."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(f"{__name__}.OPERATOR_INFOS", WITH_SINK)
+        return tell()
+
+
 @pytest.fixture
-def with_sink(monkeypatch: pytest.MonkeyPatch) -> Story:
+def with_sink(monkeypatch: pytest.MonkeyPatch, told_with_sink: Told) -> Story:
     """Return the story of a job with a sink."""
-    sink = {"name": "output", "parallelism": 1, "key_schema": "", "states": {}, "kind": "sink"}
-    monkeypatch.setattr(f"{__name__}.OPERATOR_INFOS", [*OPERATOR_INFOS, sink])
-    return Story(MemoryStore()).tell()
+    monkeypatch.setattr(f"{__name__}.OPERATOR_INFOS", WITH_SINK)
+    return again(told_with_sink)
 
 
 @pytest.fixture
@@ -624,16 +650,16 @@ def test_fenced_note_is_not_taken(story: Story) -> None:
     assert story.restored(report.checkpoint) == story.contents[5]
 
 
-def told_in(folder: Path, told: dict[str, Any], lose: Callable[[str], bool]) -> str:
+def told_in(folder: Path, told: Told, lose: Callable[[str], bool]) -> str:
     """Write a story's objects into a folder, without some of them; return the folder's URL."""
     store = open_store(f"file://{folder}")
-    for key, data in told["objects"].items():
+    for key, data in told[0].items():
         if not lose(key):
             store.put(key, data)
     return store.url
 
 
-def test_command_rebuilds(told: dict[str, Any], tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_command_rebuilds(told: Told, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """`dstl fsck --rebuild` reports what it would do and exits with 1; with --write it does it, and fsck succeeds."""
     url = told_in(tmp_path, told, lambda key: "/segments/" not in key)
     command = ["fsck", "--storage", url, "job"]

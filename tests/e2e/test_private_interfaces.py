@@ -11,9 +11,11 @@ import inspect
 import json
 import os
 import re
+import threading
 import time
 from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
+from typing import Any, ClassVar
 
 import numpy as np
 import pandas as pd
@@ -23,10 +25,12 @@ import pytest
 from py4j.protocol import Py4JError
 from pyspark import InheritableThread
 from pyspark.errors import PySparkException
+from pyspark.java_gateway import ensure_callback_server_started
 from pyspark.sql import DataFrame, GroupedData, SparkSession
 from pyspark.sql import functions as F
 from pyspark.sql.types import DataType, StructType
 
+from backend_client import ChangelogStateBackend
 from backend_client.batch_time import BatchTime
 from backend_client.spark.columns import grouping_columns
 from backend_client.spark.driver.kept_output import LOST_BLOCK
@@ -36,7 +40,7 @@ from backend_client.spark.private import frames, located, session, sinks
 from backend_client.spark.private.stream_plan import stateful_operators
 from backend_client.spark.private.worker_connection import connection_to_spark
 from storage.errors import InvalidInputError
-from tests.e2e.support import INPUT, read_input, write_input
+from tests.e2e.support import INPUT, OUTPUT, Totals, read_input, write_input
 from tests.waiting import wait_until
 
 pytestmark = [pytest.mark.spark, pytest.mark.e2e]
@@ -371,6 +375,49 @@ def test_memory_sink_is_a_table(spark: SparkSession) -> None:
     write(batch, 1)
 
     assert spark.table("private_memory").count() == 2
+
+
+class Uncaught:
+    """Takes the errors by which threads of the JVM end."""
+
+    def __init__(self) -> None:
+        self.found: list[str] = []
+
+    def uncaughtException(self, thread: Any, error: Any) -> None:
+        """Note one, as Java calls this."""
+        self.found.append(f"{thread.getName()}: {error.getClass().getName()}")
+
+    class Java:
+        """What this is in the JVM."""
+
+        implements: ClassVar[list[str]] = ["java.lang.Thread$UncaughtExceptionHandler"]
+
+
+def test_query_is_stopped_within_a_batch(
+    spark: SparkSession, stream: DataFrame, make_backend: Callable[..., ChangelogStateBackend], tmp_path: Path
+) -> None:
+    """Spark recognizes the interruption of a batch; the query's thread does not end by an overflow of its stack."""
+    begun = threading.Event()
+
+    def endless(batch: DataFrame, batch_id: int) -> None:
+        begun.set()
+        spark.range(0, 10**13, 1, 2).selectExpr("sum(id % 7)").collect()
+
+    uncaught, threads = Uncaught(), session.jvm_of(spark).java.lang.Thread
+    ensure_callback_server_started(spark.sparkContext._gateway)  # type: ignore[no-untyped-call]
+    result = make_backend().transform_with_state(stream.groupBy("k"), Totals(), OUTPUT, "Update", "None")
+    writer = result.writeStream.foreachBatch(endless).option("checkpointLocation", str(tmp_path / "chk"))
+    threads.setDefaultUncaughtExceptionHandler(uncaught)
+    try:
+        query = writer.start()
+        stages = spark.sparkContext.statusTracker().getActiveStageIds
+        wait_until(lambda: begun.is_set() and stages(), what="the function's job")
+        query.stop()
+    finally:
+        threads.setDefaultUncaughtExceptionHandler(None)
+
+    assert query.exception() is None
+    assert uncaught.found == []
 
 
 def test_types_come_back_from_arrow(spark: SparkSession) -> None:

@@ -41,6 +41,7 @@ from backend_client.spark.failover.failover import BatchMustWaitError, Failover
 from backend_client.spark.failover.restoring import Restoring
 from backend_client.spark.output.end_of_query import await_end
 from backend_client.spark.output.outputs import LostOutputError, Output, OutputPlan
+from backend_client.spark.private.interruption import interruption
 from backend_client.spark.query import Query
 from backend_client.spark.scaling.autoscaler import Autoscaler
 from backend_client.spark.scaling.rescaling import Rescaling
@@ -182,6 +183,9 @@ class BatchRunner:
             except Exception as error:
                 if tries >= self._settings.batch_tries_max or not helps_to_repeat(error):
                     self._abort(batch_id)
+                    short = interruption(error)
+                    if short is not None:
+                        raise short from None
                     raise
                 logger.warning("batch %d is executed again (try %d failed): %s", batch_id, tries, error)
                 tries += 1

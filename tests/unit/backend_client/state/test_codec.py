@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+from collections.abc import Callable
 from datetime import UTC, date, datetime, timedelta, timezone
 from decimal import Decimal
 from typing import Any
@@ -223,14 +224,12 @@ def test_failed_value_leaves_codec_usable() -> None:
     assert codec.encode(("x", 1)) == before
 
 
-@pytest.mark.parametrize(
-    "value", [[1, 2], np.array([1, 2]), pd.Series([1, 2]), (number for number in (1, 2)), range(1, 3)], ids=repr
-)
-def test_fields_in_any_sequence(value: Any) -> None:
+@pytest.mark.parametrize("make", [list, np.array, pd.Series, iter], ids=["list", "array", "series", "iterator"])
+def test_fields_in_any_sequence(make: Callable[[list[int]], Any]) -> None:
     """The fields of a value may be an array, a series or a generator, as on Spark."""
     codec = ValueCodec(schema(a="long", b="long"), "total")
 
-    assert codec.decode(codec.encode(value)) == (1, 2)
+    assert codec.decode(codec.encode(make([1, 2]))) == (1, 2)
 
 
 @pytest.mark.parametrize("value", [None, 1, "ab", b"ab", {1: 2, 3: 4}, {1, 2}, np.array(1)], ids=repr)

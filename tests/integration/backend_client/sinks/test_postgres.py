@@ -14,6 +14,7 @@ from datetime import UTC, date, datetime
 from decimal import Decimal
 from itertools import count
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import psycopg
@@ -772,3 +773,17 @@ def test_keys_to_delete_are_found_by_the_index(server: PostgresServer, slot: Slo
     left = rows(sink)
     assert len(left) == 100_001 - len(keys)
     assert ((None, 0) in left) != has_null
+
+
+def test_documented_function_writes_a_batch_once(server: PostgresServer) -> None:
+    """The function of docs/sinks.md, which makes `foreachBatch` idempotent."""
+    text = Path("docs/sinks.md").read_text(encoding="utf-8").partition("## foreachBatch")[2]
+    names: dict[str, Any] = {"connect": lambda: psycopg.connect(server.conninfo)}
+    exec(text.partition("```python\n")[2].partition("```")[0], names)
+    with psycopg.connect(server.conninfo) as connection:
+        connection.execute("create table batches (id bigint primary key)")
+        connection.execute("create table totals (k text, v bigint)")
+    for batch_id in (0, 1, 1):
+        names["write"](SimpleNamespace(collect=lambda number=batch_id: [("a", number), ("b", number)]), batch_id)
+    with psycopg.connect(server.conninfo) as connection:
+        assert connection.execute("select v from totals order by v").fetchall() == [(0,), (0,), (1,), (1,)]

@@ -45,6 +45,8 @@ from {} where (sink, job_uid, slot) = (%s, %s, %s) for update
 _CONNECTION = {
     # A host that vanished is noticed after half a minute; the kernel's own limits are hours.
     "connect_timeout": "10",
+    # The server converts to the database's encoding, and says which character that lacks.
+    "client_encoding": "utf8",
     "keepalives_idle": "10",
     "keepalives_interval": "5",
     "keepalives_count": "4",

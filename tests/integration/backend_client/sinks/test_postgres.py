@@ -657,6 +657,22 @@ def test_large_publish_has_several_batches(server: PostgresServer, table: str, s
     assert (len(found), found["k0"], found["k5249"], found["new"]) == (5251, 0, 249, None)
 
 
+@pytest.mark.parametrize(("encoding", "refused"), [("LATIN1", "€"), ("SQL_ASCII", None)])
+def test_databases_of_any_encoding(server: PostgresServer, slot: Slot, encoding: str, refused: str | None) -> None:
+    """The server converts text; a character that the database lacks is an error that names it."""
+    with psycopg.connect(server.conninfo, autocommit=True) as connection:
+        connection.execute(f"create database {encoding} encoding {encoding} template template0 lc_collate 'C' lc_ctype 'C'")
+    conninfo = server.conninfo.replace("dbname=postgres", f"dbname={encoding.lower()}")
+    with psycopg.connect(conninfo) as connection:
+        connection.execute("create table t (k text, v bigint)")
+    sink = PostgresSink(conninfo, "t")
+    sink.check(COLUMNS, [slot])
+    assert publish(sink, slot, 0, batch(é=1)) == 1
+    if refused is not None:
+        with pytest.raises(UnavailableError, match="has no equivalent in encoding .*; the table cannot hold a value"):
+            publish(sink, slot, 1, batch(**{refused: 1}))
+
+
 def test_secrets_are_not_shown() -> None:
     """A password in the connection's text is in no message."""
     assert "secret" not in repr(PostgresSink("host=h password=secret", "t"))

@@ -99,7 +99,7 @@ def check_table(
     if kind not in _TABLES:
         raise InvalidInputError(f"{name} is a view or foreign table, to which output cannot be copied; name a table")
     _check_is_kept(connection, oid, name, persistence)
-    _check_row_security(has_row_security, name)
+    _check_row_security(name, applies=has_row_security)
     there = _columns(connection, oid)
     _check_columns(name, there, columns, wanted)
     if key:
@@ -138,7 +138,7 @@ def check_still_fits(
         raise UnavailableError(f"table {name} no longer exists: create it again")
     oid, _, persistence, has_row_security, *_ = found
     try:
-        _check_row_security(has_row_security, name)
+        _check_row_security(name, applies=has_row_security)
         _check_is_kept(connection, oid, name, persistence)
         wanted = [column for column in columns.names if column != delete_when]
         _check_columns(name, _columns(connection, oid), columns, wanted)
@@ -179,7 +179,7 @@ def check_markers(connection: psycopg.Connection, markers: str, name: str) -> bo
     return True
 
 
-def _check_row_security(applies: bool, name: str) -> None:
+def _check_row_security(name: str, *, applies: bool) -> None:
     """Raise `InvalidInputError` if the user does not see all rows: it would not delete what it does not see."""
     if applies:
         raise InvalidInputError(

@@ -48,7 +48,7 @@ def ended_if_silent(connection: psycopg.Connection, connect: Callable[[], psycop
 
 @contextmanager
 def ended_without_answer(connection: psycopg.Connection) -> Iterator[threading.Event]:
-    """While the block runs, end its session if there is no answer for too long; the block then fails, the event is set."""
+    """While the block runs, end its session if it gets no answer for too long; the block fails, the event is set."""
     own, is_ended = _descriptor(connection), threading.Event()
 
     def end() -> None:
@@ -79,7 +79,7 @@ def _is_silent(connect: Callable[[], psycopg.Connection]) -> bool:
 
 
 def _descriptor(connection: psycopg.Connection) -> socket.socket:
-    """Return one of its own: the session's may be closed, and its number used by others, while a look takes its time."""
+    """Return one of its own: the session's may be closed, and its number used by others, while a look takes time."""
     return socket.socket(fileno=os.dup(connection.fileno()))
 
 

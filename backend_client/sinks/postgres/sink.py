@@ -39,7 +39,8 @@ select set_config('lock_timeout', '20s', true), set_config('idle_in_transaction_
 # Marker and rows must be on the server's disk before the log gives them up. `on` waits for replicas, too, if there are
 # synchronous ones; other settings than `off` are the administrator's choice.
 _LOCK = """
-select opened, marker, set_config('synchronous_commit', replace(current_setting('synchronous_commit'), 'off', 'on'), true)
+select opened, marker,
+  set_config('synchronous_commit', replace(current_setting('synchronous_commit'), 'off', 'on'), true)
 from {} where (sink, job_uid, slot) = (%s, %s, %s) for update
 """
 _CONNECTION = {

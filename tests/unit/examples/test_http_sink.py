@@ -27,7 +27,7 @@ class Answers(HTTPServer):
 class _Handler(BaseHTTPRequestHandler):
     server: Answers
 
-    def do_POST(self) -> None:  # noqa: N802 - the library's name
+    def do_POST(self) -> None:
         self.rfile.read(int(self.headers["Content-Length"]))
         is_open = self.path.endswith("/open")
         self.send_response(200 if is_open else self.server.status)
@@ -35,7 +35,7 @@ class _Handler(BaseHTTPRequestHandler):
         self.end_headers()
         self.wfile.write(OPENED if is_open else b"")
 
-    def do_GET(self) -> None:  # noqa: N802 - the library's name
+    def do_GET(self) -> None:
         self.send_response(204)
         self.end_headers()
 

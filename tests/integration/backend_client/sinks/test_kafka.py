@@ -417,11 +417,11 @@ def test_a_compacted_topic_needs_keys(broker: KafkaBroker, slot: Slot) -> None:
     topic = topic_of(broker, f"{slot.job}-compacted", **{"cleanup.policy": "compact"})
     sink = KafkaSink(broker.servers, topic)
     slots = [Slot(slot.job, "uid", "out", number) for number in range(2)]
-    with pytest.raises(InvalidInputError, match="has cleanup.policy=compact, .* and the result has no column key"):
+    with pytest.raises(InvalidInputError, match=r"has cleanup\.policy=compact, .* and the result has no column key"):
         sink.check(pa.schema({"value": pa.string()}), slots)
     sink.check(COLUMNS, slots)
     publisher = sink.open(slot)
-    with pytest.raises(UnavailableError, match="cleanup.policy=compact takes none whose key is null"):
+    with pytest.raises(UnavailableError, match=r"cleanup\.policy=compact takes none whose key is null"):
         publisher.publish([pa.record_batch({"key": [None], "value": ["a1"]}, schema=COLUMNS)], marker(0))
     publisher.close()
     publish(sink, slot, 0, "a1")

@@ -37,6 +37,7 @@ from backend_client.spark.driver.kept_output import LOST_BLOCK
 from backend_client.spark.event_time import DELAY_KEY
 from backend_client.spark.own_session import own_session
 from backend_client.spark.private import frames, located, session, sinks
+from backend_client.spark.private.job_record import JobRecord
 from backend_client.spark.private.stream_plan import stateful_operators
 from backend_client.spark.private.worker_connection import connection_to_spark
 from storage.errors import InvalidInputError
@@ -279,19 +280,21 @@ def test_failed_jobs_are_known(spark: SparkSession) -> None:
     """Spark reports why jobs that read lost blocks failed, once its record has their ends."""
     frame = spark.range(4).localCheckpoint(eager=False)
     rdd = session.local_checkpoint(frame)
-    first = session.jobs_so_far(rdd)
+    jobs = JobRecord(spark, rdd)
     assert frame.count() == 4
-    wait_until(lambda: not session.is_record_behind(rdd, first), what="the record of the job")
-    assert [*session.job_failures(rdd, first)] == []
+    wait_until(lambda: not jobs.is_behind(), what="the record of the job")
+    assert [*jobs.failures()] == []
 
     rdd.unpersist(True)
     with pytest.raises(Exception, match=LOST_BLOCK):
         frame.count()
+    later = JobRecord(spark, rdd)
 
-    wait_until(lambda: not session.is_record_behind(rdd, first), what="the record of the failed job")
-    assert all(LOST_BLOCK in reason for reason in session.job_failures(rdd, first))
-    assert len([*session.job_failures(rdd, first)]) == 1
-    assert [*session.job_failures(rdd, session.jobs_so_far(rdd))] == []
+    wait_until(lambda: not jobs.is_behind(), what="the record of the failed job")
+    assert len([*jobs.failures()]) == 1
+    assert all(LOST_BLOCK in reason for reason in jobs.failures())
+    assert not later.is_behind()
+    assert [*later.failures()] == []
 
 
 def test_watermark_is_in_the_schema(stream: DataFrame) -> None:

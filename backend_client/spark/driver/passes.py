@@ -18,10 +18,11 @@ from backend_client.spark.driver.batch_times import BatchTimes, late_until_ms
 from backend_client.spark.driver.closing import SecondPass
 from backend_client.spark.driver.initial_state import initial_rows, joined
 from backend_client.spark.driver.kept_output import KeptOutput
-from backend_client.spark.driver.placement import Pin, key_places, place
+from backend_client.spark.driver.placement import Pin, key_places, place, placed_names
 from backend_client.spark.driver.receipts import checked, collect_receipts
 from backend_client.spark.failover.failover import BatchFailover
 from backend_client.spark.own_session import no_rows
+from backend_client.spark.private.frame_maker import FrameMaker
 from backend_client.spark.query import Operator
 from backend_client.spark.session_settings import set_for
 from backend_client.spark.shipping import Shipments
@@ -139,7 +140,7 @@ class Passes:
         stored = {known.name: known.states for known in latest.operators} if latest else {}
         is_new = operator.name not in stored and not context.is_second_pass
         initial = operator.initial if is_new else None
-        row_names, initial_of_task = tuple(frame.columns), None
+        row_names, initial_of_task = tuple(operator.input_schema.names), None
         if initial is not None:
             initial_of_task = initial_rows(initial, len(operator.key_columns), row_names)
             operator, frame = joined(initial, operator, frame)
@@ -169,4 +170,4 @@ class Passes:
         placed = place(
             operator, frame, info.parallelism, max_parallelism, self._pin(), late_until_ms(operator, context)
         )
-        return placed.mapInArrow(task.__call__, task.output_schema())
+        return FrameMaker.of(frame).map_in_arrow(placed, placed_names(operator), task.__call__, task.output_schema())

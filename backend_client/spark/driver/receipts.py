@@ -14,6 +14,7 @@ from pyspark.sql import DataFrame
 
 from backend_client.progress import BatchProgress
 from backend_client.spark.batch import BatchContext, Receipt
+from backend_client.spark.private.frame_maker import FrameMaker
 from backend_client.spark.task.task import MARKER_COLUMN
 from dstl_service.wire import CompleteResponse, OperatorInfo
 from storage.errors import InternalError
@@ -23,8 +24,9 @@ STALE_OUTPUT = "DSTL_STALE_OUTPUT"
 
 def collect_receipts(output: DataFrame, info: OperatorInfo) -> list[Receipt]:
     """Compute an operator's output, keep it, and return one receipt per partition."""
-    rows = output.where(f"{MARKER_COLUMN} is not null").select(MARKER_COLUMN).collect()
-    texts = [text for row in rows if (text := row[0].partition(" ")[2])]
+    frames = FrameMaker.of(output)
+    markers = frames.texts(frames.where(output, f"{MARKER_COLUMN} is not null"), MARKER_COLUMN)
+    texts = [text for marker in markers if (text := marker.partition(" ")[2])]
     receipts = sorted(map(Receipt.from_json, texts), key=lambda receipt: receipt.partition)
     if [receipt.partition for receipt in receipts] != list(range(info.parallelism)):
         raise InternalError(
@@ -49,7 +51,8 @@ def checked(output: DataFrame, receipts: Sequence[Receipt]) -> DataFrame:
         f"when array_contains(array({attempts}), {attempt}) and spark_partition_id() >= 0 then false "
         f"else raise_error(concat('{STALE_OUTPUT} of attempt ', {attempt})) end"
     )
-    return output.where(condition).drop(MARKER_COLUMN)
+    frames = FrameMaker.of(output)
+    return frames.drop(frames.where(output, condition), MARKER_COLUMN)
 
 
 def progress_of(

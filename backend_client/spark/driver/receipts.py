@@ -41,18 +41,20 @@ def checked(output: DataFrame, receipts: Sequence[Receipt]) -> DataFrame:
     Return the output's rows without the marker rows; reading fails at a marker of an attempt that was not accepted.
 
     The condition uses the partition id so that Spark treats it as non-deterministic. Spark must neither merge it with a
-    user's filter nor move it after one, or a marker could be dropped before it is checked. The attempts are one array,
+    user's filter nor move it after one, or a marker could be dropped before it is checked. The attempts are one text,
     because single values would become part of the code that Spark generates, and each batch would compile it again.
     """
-    attempts = ", ".join(f"'{receipt.attempt}'" for receipt in receipts)
+    attempts = f",{','.join(str(receipt.attempt) for receipt in receipts)},"
     attempt = f"substring_index({MARKER_COLUMN}, ' ', 1)"
-    condition = (
-        f"case when {MARKER_COLUMN} is null then true "
-        f"when array_contains(array({attempts}), {attempt}) and spark_partition_id() >= 0 then false "
-        f"else raise_error(concat('{STALE_OUTPUT} of attempt ', {attempt})) end"
-    )
     frames = FrameMaker.of(output)
-    return frames.drop(frames.where(output, condition), MARKER_COLUMN)
+    rows = frames.where_unlisted(
+        output,
+        f"{MARKER_COLUMN} is null and spark_partition_id() >= 0",
+        f"concat(',', {attempt}, ',')",
+        attempts,
+        f"raise_error(concat('{STALE_OUTPUT} of attempt ', {attempt}))",
+    )
+    return frames.drop(rows, MARKER_COLUMN)
 
 
 def progress_of(

@@ -2,8 +2,10 @@
 Makes the frames of a batch with few questions to the JVM.
 
 PySpark asks the JVM for each list that it passes, for each element of it, for each column, and for a function's
-surroundings, and once more to let go of each. Most of that is the same in every batch: here it is made once, and kept
-in the JVM. The frames are those that the public methods of the same names make.
+surroundings, and once more to let go of each. And Spark parses each expression. Most of that is the same in every
+batch: here it is made once, and kept in the JVM. The frames are those that the public methods of the same names make.
+
+Expressions are kept for all sessions of an application, so they must mean the same under all settings.
 """
 
 from __future__ import annotations
@@ -27,7 +29,6 @@ from backend_client.spark.private.session import needed
 _SERVED_FRAMES = "making a batch's frames needs it, and there is no substitute"
 _KEPT_MAX = 64
 """Lists and columns of each kind: a few for each operator; those with a batch's time in them are used once."""
-_FUNCTIONS = "org.apache.spark.sql.functions"
 _FUNCTION = "org.apache.spark.sql.execution.python.UserDefinedPythonFunction"
 _PROFILES = ("spark.python.profile", "spark.python.profile.memory")
 
@@ -45,14 +46,18 @@ class FrameMaker:
     def __init__(self, context: SparkContext) -> None:
         jvm: Any = context._jvm
         self._to_seq = jvm.PythonUtils.toSeq
-        with needed("Dataset.as", _SERVED_FRAMES):
-            self._functions = getattr(jvm, _FUNCTIONS)
+        with needed("Column.as", _SERVED_FRAMES):
+            self._functions = getattr(jvm, "org.apache.spark.sql.functions")
             self._join = getattr(jvm, "java.lang.String").join
             self._encoder = getattr(jvm, "org.apache.spark.sql.Encoders").STRING()
+            self._column = getattr(jvm, "org.apache.spark.sql.classic.ExpressionUtils").column
+            self._parser = getattr(jvm, "org.apache.spark.sql.catalyst.parser.CatalystSqlParser")()
         self._python = _PythonFunctions(context)
-        self._names = lru_cache(_KEPT_MAX)(self._new_names)
         self._columns = lru_cache(_KEPT_MAX)(self._new_columns)
+        self._texts = lru_cache(_KEPT_MAX)(self._new_texts)
         self._expression = lru_cache(_KEPT_MAX)(self._new_expression)
+        self._expressions = lru_cache(_KEPT_MAX)(self._new_expressions)
+        self._beginning = lru_cache(_KEPT_MAX)(self._new_beginning)
 
     @classmethod
     def of(cls, frame: DataFrame) -> FrameMaker:
@@ -65,8 +70,8 @@ class FrameMaker:
 
     def select_expr(self, frame: DataFrame, *expressions: str) -> DataFrame:
         """Return ``selectExpr`` of a frame."""
-        with needed("Dataset.selectExpr", _SERVED_FRAMES):
-            return self._made(frame, frame._jdf.selectExpr(self._names(expressions)))
+        with needed("Dataset.select", _SERVED_FRAMES):
+            return self._made(frame, frame._jdf.select(self._expressions(expressions)))
 
     def repartition_by_id(self, frame: DataFrame, partitions: int, expression: str) -> DataFrame:
         """Return ``repartitionById`` of a frame, by an expression."""
@@ -81,6 +86,22 @@ class FrameMaker:
     def where(self, frame: DataFrame, condition: str) -> DataFrame:
         """Return ``where`` of a frame."""
         with needed("Dataset.filter", _SERVED_FRAMES):
+            return self._made(frame, frame._jdf.filter(self._expression(condition)))
+
+    def where_unlisted(self, frame: DataFrame, passed: str, value: str, listed: str, other: str) -> DataFrame:
+        """
+        Return ``where`` of a frame, by a condition of which only a text differs from batch to batch.
+
+        Args:
+            frame: The frame.
+            passed: The condition for rows that stay.
+            value: The text of other rows, which are left out if it is a part of `listed`.
+            listed: The text.
+            other: What is evaluated for all other rows: whether they stay.
+        """
+        with needed("Column.when", _SERVED_FRAMES):
+            is_listed = self._functions.contains(self._functions.lit(listed), self._expression(value))
+            condition = self._beginning(passed).when(is_listed, False).otherwise(self._expression(other))
             return self._made(frame, frame._jdf.filter(condition))
 
     def drop(self, frame: DataFrame, column: str) -> DataFrame:
@@ -108,23 +129,28 @@ class FrameMaker:
 
     def texts(self, frame: DataFrame, column: str) -> list[str]:
         """Compute a frame; return the values of a column of strings that has no null, and no line break."""
-        with needed("Dataset.as", _SERVED_FRAMES):
-            texts = getattr(frame._jdf.select(self._columns((column,))), "as")(self._encoder)
-            joined = str(self._join("\n", texts.collectAsList()))
+        with needed("Dataset.select", _SERVED_FRAMES):
+            joined = str(self._join("\n", frame._jdf.select(self._texts(column)).collectAsList()))
         return joined.split("\n") if joined else []
 
     @staticmethod
     def _made(frame: DataFrame, java_frame: Any) -> DataFrame:
         return DataFrame(java_frame, frame.sparkSession)
 
-    def _new_names(self, names: tuple[str, ...]) -> Any:
-        return self._to_seq(list(names))
-
     def _new_expression(self, expression: str) -> Any:
-        return self._functions.expr(expression)
+        return self._column(self._parser.parseExpression(expression))
+
+    def _new_expressions(self, expressions: tuple[str, ...]) -> Any:
+        return self._to_seq([self._new_expression(expression) for expression in expressions])
+
+    def _new_beginning(self, condition: str) -> Any:
+        return self._functions.when(self._new_expression(condition), True)
 
     def _new_columns(self, names: tuple[str, ...]) -> Any:
         return self._to_seq([self._functions.col(name) for name in names])
+
+    def _new_texts(self, name: str) -> Any:
+        return getattr(self._functions.col(name), "as")(self._encoder)
 
 
 _makers: WeakKeyDictionary[SparkContext, FrameMaker] = WeakKeyDictionary()

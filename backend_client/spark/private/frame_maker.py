@@ -48,6 +48,7 @@ class FrameMaker:
         self._to_seq = jvm.PythonUtils.toSeq
         with needed("Column.as", _SERVED_FRAMES):
             self._functions = getattr(jvm, "org.apache.spark.sql.functions")
+            self._contains = self._functions.contains
             self._join = getattr(jvm, "java.lang.String").join
             self._encoder = getattr(jvm, "org.apache.spark.sql.Encoders").STRING()
             self._column = getattr(jvm, "org.apache.spark.sql.classic.ExpressionUtils").column
@@ -100,7 +101,7 @@ class FrameMaker:
             other: What is evaluated for all other rows: whether they stay.
         """
         with needed("Column.when", _SERVED_FRAMES):
-            is_listed = self._functions.contains(self._functions.lit(listed), self._expression(value))
+            is_listed = self._contains(self._functions.lit(listed), self._expression(value))
             condition = self._beginning(passed).when(is_listed, False).otherwise(self._expression(other))
             return self._made(frame, frame._jdf.filter(condition))
 

@@ -494,7 +494,7 @@ def test_changed_operators_are_beside_the_checkpoint(tmp_path: Path, capsys: pyt
     assert (newest["renamed"], newest["removed"]) == ({"old": "new"}, ["gone"])
     assert main(["checkpoints", "--storage", store.url, "job"]) == 0
     assert "  renamed old->new  removed gone" in capsys.readouterr().out
-    assert driver.jobs.request_parallelism("new", 3)[1] == {"new": 3}
+    assert driver.jobs.request_parallelism("new", 3)[1]["new"].parallelism == 3
     with pytest.raises(NotFoundError, match="no operator 'old'; its newest checkpoint has: new"):
         driver.jobs.request_parallelism("old", 3)
 

@@ -68,8 +68,8 @@ def _check_not_late(query: Query, waiting: Mapping[str, Waiting], tables: Mappin
         behind = [other.name for other in query.operators[place + 1 :] if _uses_watermark(other)]
         if runs and behind:
             raise InvalidInputError(
-                f"{sum(entry.rows for entry in runs)} rows of operator {operator.name!r}, or times of its batches, wait "
-                f"in the log, and what comes of them would be late for operator {behind[0]!r} behind it, which uses "
+                f"{sum(entry.rows for entry in runs)} rows of operator {operator.name!r} wait in the log, or times of "
+                f"its batches, and what comes of them would be late for operator {behind[0]!r} behind it, which uses "
                 "event time. Let the query run once more as it was, until they have run; of lost rows, with "
                 "lost_rows='replay'"
             )

@@ -16,6 +16,7 @@ from pyspark.sql import functions as F
 from pyspark.sql.datasource import DataSource, DataSourceStreamReader, InputPartition
 from pyspark.sql.types import StructType
 
+from backend_client.spark.start.worker_python import take_drivers_python
 from storage.errors import InvalidInputError
 
 _FORMAT = "dstl_idle_ticks"
@@ -75,6 +76,7 @@ def with_idle_ticks(source: DataFrame, interval_s: float | None) -> DataFrame:
     if interval_s is None:
         return source
     spark = source.sparkSession
+    take_drivers_python(spark)
     spark.dataSource.register(IdleTicks)
     ticks = spark.readStream.format(_FORMAT).option("interval_s", str(interval_s)).load()
     return source.unionAll(

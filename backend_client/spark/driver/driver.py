@@ -200,7 +200,7 @@ class BatchRunner:
     def _execute(self, frame: DataFrame, batch_id: int, tries: int, *, must_wait: bool) -> BatchProgress:
         session, offsets = self._session, self._log.offsets(batch_id) or ""
         begun = session.begin(batch_id)
-        self.rescaling.follow(begun.parallelism)
+        self.rescaling.follow(begun.parallelism, begun.requests)
         at = self._times.time(offsets, session.latest)
         failover = self._failover.begin(batch_id, session.latest, self._infos, at, must_wait=must_wait)
         context = BatchContext(

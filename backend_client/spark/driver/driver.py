@@ -38,6 +38,7 @@ from backend_client.spark.driver.receipts import progress_of
 from backend_client.spark.driver.repeating import helps_to_repeat
 from backend_client.spark.driver.table_preparation import TablePreparer
 from backend_client.spark.failover.failover import BatchMustWaitError, Failover
+from backend_client.spark.failover.rehearsal import rehearse
 from backend_client.spark.failover.restoring import Restoring
 from backend_client.spark.output.end_of_query import await_end
 from backend_client.spark.output.outputs import LostOutputError, Output, OutputPlan
@@ -83,6 +84,7 @@ class BatchRunner:
         )
         self._final_steps = shipped_steps(query.steps, shipments)
         self._shipments = shipments
+        self._spark = query.spark
         self._log = log
         self._client = client
         self._session = session
@@ -195,6 +197,7 @@ class BatchRunner:
                 self._session.report(progress)
                 self._report(progress)
                 self._autoscaler.after(progress)
+                rehearse(self._spark)
                 return
 
     def _execute(self, frame: DataFrame, batch_id: int, tries: int, *, must_wait: bool) -> BatchProgress:

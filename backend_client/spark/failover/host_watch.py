@@ -30,8 +30,10 @@ from storage.errors import UnavailableError
 logger = logging.getLogger("backend_client")
 
 _EVERY_S = 0.3
-_LOOKS = 3
-"""Looks at which a host must be silent: links fall silent one after the other, up to a heartbeat of 0.5 s apart."""
+_SUSPECTED_EVERY_S = 0.1
+"""While a host is silent that has not been given up."""
+LOOKS = 7
+"""Looks at which a host must be silent, which is 0.6 s: links fall silent one after the other, not at once."""
 
 Executors = Iterable[tuple[str, str]]
 """Id and host of each executor."""
@@ -86,7 +88,7 @@ class HostWatch:
         self._given_up &= silent
         suspects = silent - self._given_up
         self._looks = Counter({address: self._looks[address] + 1 for address in suspects})
-        news = {address for address, looks in self._looks.items() if looks >= _LOOKS}
+        news = {address for address, looks in self._looks.items() if looks >= LOOKS}
         executors = self._executors() if news else ()
         if executors is None:
             return
@@ -112,7 +114,7 @@ class HostWatch:
             logger.info("%d running tasks of the batch are started again", killed)
 
     def _work(self) -> None:
-        while not self._ended.wait(_EVERY_S):
+        while not self._ended.wait(_SUSPECTED_EVERY_S if self._looks else _EVERY_S):
             try:
                 self.look()
             except UnavailableError as error:

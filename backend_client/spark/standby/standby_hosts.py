@@ -20,6 +20,7 @@ from weakref import WeakKeyDictionary
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F
 
+from backend_client.spark.failover.rehearsal import failing
 from backend_client.spark.private.located import executor_addresses, executor_location, executors_at, located
 from backend_client.spark.standby.seats import Seats, locations, seated
 
@@ -126,8 +127,9 @@ class StandbyHosts:
         numbers = self._spark.range(len(places)).select(F.col("id").cast("int").alias(self._column))
         numbers = numbers.repartitionById(len(places), self._column)
         anchor = located(numbers, [[place] for place in places])
-        # A join and a sort, as in a batch: what they need is loaded, too.
-        return numbers.join(anchor.hint("shuffle_hash"), self._column).sortWithinPartitions(self._column)
+        # A join and a sort, as in a batch, and an error, as after a loss: what they need is loaded, too.
+        joined = numbers.join(anchor.hint("shuffle_hash"), self._column).sortWithinPartitions(self._column)
+        return joined.selectExpr(self._column, failing(self._column))
 
     @property
     def _warm(self) -> list[tuple[str, str]]:

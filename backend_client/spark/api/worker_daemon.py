@@ -14,6 +14,7 @@ import gc
 import importlib
 import os
 import sys
+import zipimport
 from collections.abc import Iterable
 
 from pyspark.daemon import manager
@@ -41,9 +42,22 @@ def preload(modules: Iterable[str] = _MODULES) -> None:
                 sys.stderr.write(f"dstl: {name} is not imported before workers start: {error!r}\n")
     finally:
         sys.stdout = output
+    _forget_zip_finders()
     os.register_at_fork(after_in_child=_seed)
     gc.collect()
     gc.freeze()  # a collection in a worker would copy all that it shares with the others
+
+
+def _forget_zip_finders() -> None:
+    """
+    Forget the finders of modules in zip files; the next import makes those that it needs.
+
+    A worker's first task has all finders look again. In Spark's own zip, each package's reads the whole index for that,
+    which would take a worker longer than everything else until it runs its task.
+    """
+    for path, finder in list(sys.path_importer_cache.items()):
+        if isinstance(finder, zipimport.zipimporter):
+            del sys.path_importer_cache[path]
 
 
 def _seed() -> None:

@@ -10,6 +10,7 @@ import sys
 from collections.abc import Iterator
 from contextlib import closing, contextmanager
 from pathlib import Path
+from zipfile import ZipFile
 
 from backend_client.spark.api.recommended_settings import recommended_settings
 
@@ -47,6 +48,24 @@ def test_nothing_but_the_port_is_written() -> None:
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
     assert done.stdout == "42\n"
     assert "no.such.module is not imported before workers start" in done.stderr
+
+
+def test_modules_in_zips_cost_a_worker_nothing(tmp_path: Path) -> None:
+    """Nobody reads the index of a zip again when finders are to look again; other modules of it are still found."""
+    with ZipFile(tmp_path / "z.zip", "w") as made:
+        for name in ("first/__init__.py", "first/second/__init__.py", "first/second/third.py"):
+            made.writestr(name, "")
+    program = f"""
+import importlib, sys, zipimport
+from {MODULE} import preload
+sys.path.insert(0, {str(tmp_path / "z.zip")!r})
+preload(["first.second"])
+print([finder for finder in sys.path_importer_cache.values() if isinstance(finder, zipimport.zipimporter)])
+importlib.invalidate_caches()
+import first.second.third
+"""
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
+    assert done.stdout == "[]\n"
 
 
 def test_each_worker_draws_numbers_of_its_own() -> None:

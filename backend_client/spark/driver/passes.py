@@ -21,6 +21,7 @@ from backend_client.spark.driver.kept_output import KeptOutput
 from backend_client.spark.driver.placement import Pin, key_places, place
 from backend_client.spark.driver.receipts import checked, collect_receipts
 from backend_client.spark.failover.failover import BatchFailover
+from backend_client.spark.failover.operator_jobs import OperatorJobs
 from backend_client.spark.own_session import no_rows
 from backend_client.spark.query import Operator
 from backend_client.spark.session_settings import set_for
@@ -66,6 +67,7 @@ class Passes:
         shipments: Sends processors to tasks.
         standby: Says how often output is kept.
         pin: Returns what pins partitions to executors; None to leave them unpinned.
+        jobs: Notes when an operator's job runs.
     """
 
     def __init__(
@@ -76,7 +78,9 @@ class Passes:
         shipments: Shipments,
         standby: Standby,
         pin: Callable[[], Pin | None],
+        jobs: OperatorJobs,
     ) -> None:
+        self._jobs = jobs
         self._operators = operators
         self._session = session
         self._times = times
@@ -123,7 +127,8 @@ class Passes:
             rows = self._run(operator, info, apply_steps(operator.steps, frame, work.offsets), work, earlier)
             output = KeptOutput(rows, self._standby.output_replicas)
             work.kept.append(output)
-            accepted = collect_receipts(output.frame, info)
+            with self._jobs.running():
+                accepted = collect_receipts(output.frame, info)
             return checked(output.frame, accepted), accepted
 
     def _run(

@@ -23,7 +23,13 @@ logger = logging.getLogger("backend_client")
 _MODULES = ("backend_client", "msgpack", "numpy", "pandas", "pyarrow", "rocksdict", "xxhash")
 """The modules that a task imports."""
 
-_SIGNS = ("ModuleNotFoundError", "ImportError", "PYTHON_VERSION_MISMATCH", "Cannot run program")
+_SIGNS = (
+    "ModuleNotFoundError",
+    "ImportError",
+    "PYTHON_VERSION_MISMATCH",
+    "Cannot run program",
+    "reading the port number",  # from a daemon of workers that has ended, as without its module
+)
 _WORKERS_ASKED_MAX = 16
 _checked: set[tuple[str, str]] = set()
 

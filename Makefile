@@ -35,7 +35,7 @@ unexport SPARK_HOME SPARK_CONF_DIR PYTHONPATH PYTHONHOME
 unexport PYTHONDONTWRITEBYTECODE
 
 ##@ Use it
-.PHONY: help setup demo demo-cdc attack bench bench-growth bench-native bench-peers bench-recovery bench-requests bench-rescale bench-restart bench-sinks bench-smoke bench-service bench-scale bench-tables bench-tails chaos chaos-service chaos-blocks chaos-sinks outages load load-web report stack stack-check
+.PHONY: help setup demo demo-cdc attack bench bench-growth bench-native bench-peers bench-recovery bench-requests bench-rescale bench-restart bench-sinks bench-smoke bench-service bench-scale bench-tables bench-tails chaos chaos-service chaos-blocks chaos-sinks outages load load-web report soak stack stack-check
 
 help: ## Show this list
 	@awk 'BEGIN { FS = ":.*## " } \
@@ -119,6 +119,9 @@ load-web: need-go $(STAMP) ## The same, started from locust's web page on loopba
 
 report: $(STAMP) ## Write one page of all measurements that exist, reports/report.html; RUN=missing or RUN=bench-tails,load runs some first
 	RUN=$(RUN) $(PY) -m tools.report
+
+soak: need-go $(STAMP) ## Run 5,000 small batches of a query on S3, and look whether memory, objects or local files grow; BATCHES, SHORT=1, STRICT=1
+	SHORT=$(SHORT) STRICT=$(STRICT) $(PY) -m loadtest.soak $(if $(BATCHES),--batches $(BATCHES))
 
 stack: need-go $(STAMP) ## Run S3 server, coordinator and a Spark cluster with sidecars on loopback until Ctrl-C
 	$(PY) -m tools.servers

@@ -22,7 +22,7 @@ from pathlib import Path
 from loadtest.bench_recovery.hosts import running_hosts
 from loadtest.bench_recovery.observed import wrong_rows
 from loadtest.bench_recovery.plan import COLUMNS, FULL, HOST, RESTART, SHORT, WAYS
-from loadtest.bench_recovery.report import compared, figures_of, write_page
+from loadtest.bench_recovery.report import compared, figures_of, histories, write_page
 from loadtest.bench_recovery.running import ColumnRun, run_column
 from tools.reporting.figures import Figure
 from tools.reporting.target import TargetReport, is_set
@@ -56,12 +56,12 @@ def main(arguments: Sequence[str] | None = None) -> int:
             wrong = wrong_rows(run.observed.outputs, counts[column.is_ours])
             figures += figures_of(run, wrong, is_short=options.short)
             runs.append(run)
-            exit_code = report.write([*figures, *compared(runs, is_short=options.short)])
+            exit_code = report.write([*figures, *compared(runs, is_short=options.short)], histories(runs))
     figures += compared(runs, is_short=options.short)
     for figure in figures:
         value = "-" if figure.value is None else f"{figure.value:,.2f}"
         print(f"{figure.name:75} {value:>12} {figure.unit:6} {figure.goal or ''}")
-    write_page(runs, figures, size, _PAGE)
+    write_page(histories(runs), figures, size, _PAGE)
     return exit_code
 
 

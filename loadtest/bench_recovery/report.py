@@ -12,8 +12,9 @@ from loadtest.bench_recovery.observed import missing_rows
 from loadtest.bench_recovery.plan import HOST, RESTART, Size
 from loadtest.bench_recovery.running import ColumnRun, Loss, sides
 from tools.reporting.figures import Figure, Goal, percentile
+from tools.reporting.history import History
 from tools.reporting.page import HtmlReport
-from tools.reporting.plots import Marker, Series, line_plot
+from tools.reporting.plots import Marker, Series
 
 CALM_MAX = 0.7
 """Gaps count where the 95th percentile of undisturbed batches is at most this share of the trigger."""
@@ -120,18 +121,26 @@ def _ratio(name: str, gap: float | None, base: float | None, bound: float | None
     return [Figure(name, gap / base, "ratio", None if bound is None else Goal("<=", bound))]
 
 
-def write_page(runs: Sequence[ColumnRun], figures: Sequence[Figure], size: Size, path: Path) -> None:
-    """Write the page: the rows that came out around the first loss of each column and way, and all figures."""
-    batches = f"a batch of {size.rows} rows each {size.trigger_s:g} s"
-    summary = f"{size.keys:,} keys of 1 KB, {size.partitions} partitions, {batches}."
-    page = HtmlReport("An executor is lost", f"Rows out per 100 ms; 0 is the moment of the loss. {summary}")
+def histories(runs: Sequence[ColumnRun]) -> list[History]:
+    """Return the rows that came out around the first loss of each column and way, which is at 0."""
+    found: list[History] = []
     for run in runs:
         for way in dict.fromkeys(loss.way for loss in run.losses):
             loss = _of(run, way)[0]
             bins = run.observed.rows_per_bin(loss.moment_s - _BEFORE_S, loss.moment_s + _AFTER_S)
-            points = [(at_s - _BEFORE_S, rows) for at_s, rows in bins]
-            title, markers = f"{run.column.name}: {way}", [Marker(0.0, way)]
-            page.add_plot(line_plot(title, "s", "rows per 100 ms", [Series("rows", points)], markers, dots=False))
+            line = Series("rows", [(at_s - _BEFORE_S, rows) for at_s, rows in bins])
+            title, markers = f"{run.column.name}: {way}", (Marker(0.0, way),)
+            found.append(History(title, "s", "rows per 100 ms", (line,), markers))
+    return found
+
+
+def write_page(plots: Sequence[History], figures: Sequence[Figure], size: Size, path: Path) -> None:
+    """Write the page: the plots of `histories`, and all figures."""
+    batches = f"a batch of {size.rows} rows each {size.trigger_s:g} s"
+    summary = f"{size.keys:,} keys of 1 KB, {size.partitions} partitions, {batches}."
+    page = HtmlReport("An executor is lost", f"Rows out per 100 ms; 0 is the moment of the loss. {summary}")
+    for plot in plots:
+        page.add_plot(plot.svg())
     page.add_figures(figures)
     page.write(path)
 

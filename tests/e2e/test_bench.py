@@ -62,3 +62,23 @@ def test_batches_of_a_rescaled_query_are_measured(tmp_path: Path) -> None:
     assert values["switches"] == 2
     assert {"batch that switches to 8 / median", "batch that switches to 3 / median"} < values.keys()
     assert "<svg" in (tmp_path / "reports/bench-rescale.html").read_text(encoding="utf-8")
+
+
+def test_samples_of_a_long_run_are_taken(tmp_path: Path) -> None:
+    """All batches run, and each kind of process, the bucket and the local disk are measured in each third of them."""
+    command = [sys.executable, "-m", "loadtest.soak", "--batches", "30"]
+    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stdout + done.stderr
+
+    figures = json.loads((tmp_path / "reports/soak.json").read_text(encoding="utf-8"))
+    values = {figure["name"]: figure["value"] for figure in figures}
+    assert values.pop("batches") == 30
+    medians = {name.partition(",")[0]: value for name, value in values.items() if name.endswith("of the last third")}
+    assert set(medians) == {
+        "batch",
+        *(f"memory (RSS) of {kind}" for kind in ("the driver", "the JVM", "the workers", "the sidecar")),
+        "objects in the bucket",
+        "bytes in the bucket",
+        "local disk",
+    }
+    assert min(medians.values()) > 0

@@ -22,7 +22,8 @@ import pandas as pd
 import pyarrow as pa
 import pyspark
 import pytest
-from py4j.protocol import Py4JError
+from py4j.java_gateway import GatewayClient
+from py4j.protocol import REFLECTION_COMMAND_NAME, Py4JError
 from pyspark import InheritableThread
 from pyspark.errors import PySparkException
 from pyspark.java_gateway import ensure_callback_server_started
@@ -37,6 +38,8 @@ from backend_client.spark.driver.kept_output import LOST_BLOCK
 from backend_client.spark.event_time import DELAY_KEY
 from backend_client.spark.own_session import own_session
 from backend_client.spark.private import frames, located, session, sinks
+from backend_client.spark.private.job_record import JobRecord
+from backend_client.spark.private.py4j_lookups import keep_lookups
 from backend_client.spark.private.stream_plan import stateful_operators
 from backend_client.spark.private.worker_connection import connection_to_spark
 from storage.errors import InvalidInputError
@@ -279,19 +282,47 @@ def test_failed_jobs_are_known(spark: SparkSession) -> None:
     """Spark reports why jobs that read lost blocks failed, once its record has their ends."""
     frame = spark.range(4).localCheckpoint(eager=False)
     rdd = session.local_checkpoint(frame)
-    first = session.jobs_so_far(rdd)
+    jobs = JobRecord(spark, rdd)
     assert frame.count() == 4
-    wait_until(lambda: not session.is_record_behind(rdd, first), what="the record of the job")
-    assert [*session.job_failures(rdd, first)] == []
+    wait_until(lambda: not jobs.is_behind(), what="the record of the job")
+    assert [*jobs.failures()] == []
 
     rdd.unpersist(True)
     with pytest.raises(Exception, match=LOST_BLOCK):
         frame.count()
+    later = JobRecord(spark, rdd)
 
-    wait_until(lambda: not session.is_record_behind(rdd, first), what="the record of the failed job")
-    assert all(LOST_BLOCK in reason for reason in session.job_failures(rdd, first))
-    assert len([*session.job_failures(rdd, first)]) == 1
-    assert [*session.job_failures(rdd, session.jobs_so_far(rdd))] == []
+    wait_until(lambda: not jobs.is_behind(), what="the record of the failed job")
+    assert len([*jobs.failures()]) == 1
+    assert all(LOST_BLOCK in reason for reason in jobs.failures())
+    assert not later.is_behind()
+    assert [*later.failures()] == []
+
+
+def test_lookups_are_kept(spark: SparkSession, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A frame is made without asking the JVM again for the classes that PySpark names for each call."""
+    asked: list[str] = []
+    send = GatewayClient.send_command
+
+    def noted(client: GatewayClient, command: str, *options: Any, **named: Any) -> Any:
+        asked.append(command)
+        return send(client, command, *options, **named)
+
+    monkeypatch.setattr(GatewayClient, "send_command", noted)
+
+    def lookups() -> list[str]:
+        asked.clear()
+        assert spark.range(4).selectExpr("id").sortWithinPartitions("id").where(F.col("id") > 2).count() == 1
+        return [command for command in asked if command.startswith(REFLECTION_COMMAND_NAME)]
+
+    jvm, kept = vars(session.jvm_of(spark)), {"PythonUtils", "org.apache.spark.sql.functions"}
+    for name in kept & jvm.keys():  # by an earlier query
+        monkeypatch.delitem(jvm, name)
+    assert all(any(name in command for command in lookups()) for name in kept)
+
+    keep_lookups(spark)
+
+    assert not any(name in command for command in lookups() for name in kept)
 
 
 def test_watermark_is_in_the_schema(stream: DataFrame) -> None:

@@ -44,3 +44,5 @@ def test_lost_executor_costs_no_restore(tmp_path: Path) -> None:
     assert all(values[f", {way}: until copies are complete, median"] > 0 for way in WAYS)
     assert ("has fallen silent" in log) == ("host cut off" in WAYS)
     assert "<svg" in (tmp_path / "reports" / "bench-recovery.html").read_text(encoding="utf-8")
+    plots = json.loads((tmp_path / "reports" / "bench-recovery.history.json").read_text(encoding="utf-8"))
+    assert [plot["title"] for plot in plots] == [f"exact+standby: {way}" for way in WAYS]

@@ -33,6 +33,7 @@ _SECTIONS = (
         "How long output stops when an executor is killed, how long a driver takes to start, and what a switch costs.",
         ("bench-recovery", "bench-restart", "bench-rescale"),
     ),
+    Section("Long runs", "What grows in thousands of batches, and what does not.", ("soak",)),
     Section("Speed by size of the state", "Rows per second from small to large state.", ("bench-growth",)),
     Section(
         "Against Spark's own operators and sinks",

@@ -45,6 +45,7 @@ TARGETS = (
     "differential",
     "load",
     "mutants",
+    "soak",
     "test-versions",
 )
 """The targets of the Makefile that measure."""

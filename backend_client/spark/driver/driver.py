@@ -42,6 +42,7 @@ from backend_client.spark.failover.restoring import Restoring
 from backend_client.spark.output.end_of_query import await_end
 from backend_client.spark.output.outputs import LostOutputError, Output, OutputPlan
 from backend_client.spark.private.interruption import interruption
+from backend_client.spark.private.py4j_lookups import keep_lookups
 from backend_client.spark.query import Query
 from backend_client.spark.scaling.autoscaler import Autoscaler
 from backend_client.spark.scaling.rescaling import Rescaling
@@ -116,6 +117,7 @@ class BatchRunner:
             ConflictError: The Spark checkpoint and the state have diverged.
         """
         settings = query.settings
+        keep_lookups(query.spark)
         client = connect(settings)
         shipments = Shipments(query.spark.sparkContext)
         try:

@@ -17,7 +17,8 @@ from pyspark import StorageLevel
 from pyspark.sql import DataFrame
 
 from backend_client.spark.driver.receipts import STALE_OUTPUT
-from backend_client.spark.private.session import is_record_behind, job_failures, jobs_so_far, local_checkpoint
+from backend_client.spark.private.job_record import JobRecord
+from backend_client.spark.private.session import local_checkpoint
 
 LOST_BLOCK = "CHECKPOINT_RDD_BLOCK_ID_NOT_FOUND"
 """Spark's error class for a lost block of a local checkpoint."""
@@ -43,7 +44,7 @@ class KeptOutput:
     def __init__(self, frame: DataFrame, replicas: int = 1) -> None:
         self.frame = frame.localCheckpoint(eager=False, storageLevel=_LEVELS[replicas])
         self._blocks: Any = local_checkpoint(self.frame)
-        self._first_job = jobs_so_far(self._blocks)
+        self._jobs = JobRecord(frame.sparkSession, self._blocks)
 
     def failed_reads(self) -> Iterator[str]:
         """
@@ -52,12 +53,12 @@ class KeptOutput:
         Spark remembers all jobs that failed. Its record lags behind by a moment, and is waited for.
         """
         until = time.monotonic() + _RECORD_TIMEOUT_S
-        while is_record_behind(self._blocks, self._first_job):
+        while self._jobs.is_behind():
             if time.monotonic() > until:
                 logger.warning("Spark has not recorded how jobs of this batch ended; a loss may go unnoticed")
                 break
             time.sleep(_RECORD_PAUSE_S)
-        for reason in job_failures(self._blocks, self._first_job):
+        for reason in self._jobs.failures():
             if STALE_OUTPUT in reason or LOST_BLOCK in reason:
                 yield reason
 

@@ -10,7 +10,6 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from itertools import takewhile
 from typing import Any
 
 import pyspark
@@ -201,52 +200,3 @@ def local_checkpoint(frame: DataFrame) -> Any:
     """Return the RDD, in the JVM, that holds a frame returned by ``localCheckpoint``."""
     with needed("LogicalRDD.rdd", _SERVED_VERSION):
         return frame._jdf.queryExecution().analyzed().rdd()
-
-
-_SERVED_JOBS = "finding out which reads of a batch have failed needs it, and there is no substitute"
-
-
-def jobs_so_far(rdd: Any) -> int:
-    """Return the number of jobs that an RDD's application has begun, which is the next job's number."""
-    with needed("DAGScheduler.numTotalJobs", _SERVED_JOBS):
-        return int(rdd.sparkContext().dagScheduler().numTotalJobs())
-
-
-def is_record_behind(rdd: Any, first_job: int) -> bool:
-    """Return whether a job of an RDD's application, from `first_job` on, has ended and Spark has not recorded it."""
-    with needed("DAGScheduler.jobIdToActiveJob", _SERVED_JOBS):
-        total, active = jobs_so_far(rdd), rdd.sparkContext().dagScheduler().jobIdToActiveJob()
-        recorded = {job.jobId(): str(job.status()) for job in _jobs_from(rdd, first_job)}
-        unfinished = [number for number, status in recorded.items() if status not in ("SUCCEEDED", "FAILED")]
-        unfinished += range(max(recorded, default=first_job - 1) + 1, total)  # Spark forgets the oldest ones
-        return any(not active.contains(number) for number in unfinished)
-
-
-def job_failures(rdd: Any, first_job: int) -> Iterator[str]:
-    """
-    Yield why stages of failed jobs failed that read an RDD, according to Spark's record.
-
-    Args:
-        rdd: An RDD in the JVM.
-        first_job: The number of the first job that counts.
-    """
-    with needed("AppStatusStore.jobsList", _SERVED_JOBS):
-        for job in _jobs_from(rdd, first_job):
-            if str(job.status()) == "FAILED":
-                stages = job.stageIds()
-                for stage in map(stages.apply, range(stages.size())):
-                    yield _failure(rdd, stage)
-
-
-def _jobs_from(rdd: Any, first_job: int) -> Iterator[Any]:
-    """Yield the recorded jobs from `first_job` on, the newest first."""
-    jobs = rdd.sparkContext().statusStore().jobsList(None)
-    return takewhile(lambda job: job.jobId() >= first_job, map(jobs.apply, range(jobs.size())))
-
-
-def _failure(rdd: Any, stage: int) -> str:
-    try:
-        attempt = rdd.sparkContext().statusStore().lastStageAttempt(stage)
-    except Py4JJavaError:  # Spark has forgotten the stage
-        return ""
-    return str(attempt.failureReason()) if attempt.rddIds().contains(rdd.id()) else ""

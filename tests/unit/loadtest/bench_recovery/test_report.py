@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from loadtest.bench_recovery.plan import COLUMNS, PROCESS, RESTART, SHORT
-from loadtest.bench_recovery.report import compared, figures_of, write_page
+from loadtest.bench_recovery.report import compared, figures_of, histories, write_page
 from loadtest.bench_recovery.running import ColumnRun, Loss
 from tools.reporting.figures import Figure
 
@@ -76,5 +76,9 @@ def test_gaps_are_compared_with_spark_and_a_restart(tmp_path: Path) -> None:
     assert ratio.holds is True
     assert not any(name.startswith(("spark", "restart")) for name in figures)
     assert named(compared(runs[:1], is_short=False)) == {}
-    write_page(runs, [*figures.values()], SIZE, tmp_path / "page.html")
+    plots = histories(runs)
+    assert len(plots) == 3
+    assert all(len(plot.series[0].points) == 300 for plot in plots)
+    assert plots[0].markers[0].x == 0
+    write_page(plots, [*figures.values()], SIZE, tmp_path / "page.html")
     assert (tmp_path / "page.html").read_text(encoding="utf-8").count("<svg") == 3

@@ -1,0 +1,1 @@
+"""``make soak``: thousands of small batches, and whether anything grows meanwhile."""

@@ -40,7 +40,7 @@ from backend_client.spark import combining
 from backend_client.spark.columnar_plan import ColumnarPlan
 from backend_client.spark.combining import Combining, combining_of
 from backend_client.spark.driver import passes
-from backend_client.spark.driver.placement import key_places, place, place_combined
+from backend_client.spark.driver.placement import finds_combined_in_place, key_places, place, place_combined
 from backend_client.spark.query import Operator
 from backend_client.spark.task.columnar_calls import ColumnarCalls
 from backend_client.spark.task.mixed_keys import KeySeparator, with_key_groups, with_keys
@@ -203,6 +203,17 @@ def test_rows_of_another_partition_are_refused(spark: SparkSession) -> None:
     separated = with_key_groups(with_keys(placed.to_batches(), (None,)))
     with pytest.raises(InternalError, match="key groups outside"):
         list(twice.calls(0, None, twice.combining).run(separated, Table(), Writer()))  # type: ignore[arg-type]
+
+
+def test_sessions_that_move_rows_again_combine_none(spark: SparkSession) -> None:
+    """Where Spark is told to move rows by all columns of a groupBy, rows come as they are."""
+    assert finds_combined_in_place(spark)
+    name = "spark.sql.requireAllClusterKeysForDistribution"
+    spark.conf.set(name, "true")
+    try:
+        assert not finds_combined_in_place(spark)
+    finally:
+        spark.conf.unset(name)
 
 
 def test_a_query_combines_from_batch_to_batch(

@@ -19,7 +19,7 @@ from backend_client.spark.driver.closing import SecondPass
 from backend_client.spark.driver.columnar_history import ColumnarHistory
 from backend_client.spark.driver.initial_state import initial_rows, joined
 from backend_client.spark.driver.kept_output import KeptOutput
-from backend_client.spark.driver.placement import Pin, key_places, place, place_combined
+from backend_client.spark.driver.placement import Pin, finds_combined_in_place, key_places, place, place_combined
 from backend_client.spark.driver.receipts import checked, collect_receipts
 from backend_client.spark.failover.failover import BatchFailover
 from backend_client.spark.own_session import no_rows
@@ -155,6 +155,8 @@ class Passes:
             else work.failover.for_tasks(info, can_stall=stored.keys() >= {operator.name} and not deleted)
         )
         combining = None if context.is_second_pass else self._history.combining(operator.name, failover)
+        if combining is not None and not finds_combined_in_place(frame.sparkSession):
+            combining = None
         task = OperatorTask(
             operator=operator.name,
             processor=self._shipments.parcel(operator.processor),

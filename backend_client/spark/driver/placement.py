@@ -18,6 +18,7 @@ from backend_client.spark.columns import quoted
 from backend_client.spark.combining import PANE_COLUMN, Combining
 from backend_client.spark.driver.pinning import PARTITION_COLUMN
 from backend_client.spark.own_session import own_session
+from backend_client.spark.private.session import setting
 from backend_client.spark.query import Operator
 
 Pin = Callable[[DataFrame, int], DataFrame]
@@ -26,6 +27,8 @@ Pin = Callable[[DataFrame, int], DataFrame]
 ORDER_COLUMN = "__dstl_order"
 _KEY_COLUMN = "__dstl_key_"
 _COLUMN = "__dstl_column_"
+_ALL_KEYS = "spark.sql.requireAllClusterKeysForDistribution"
+"""With this setting, Spark moves rows again unless they are partitioned by all columns by which it groups."""
 
 
 def key_places(operator: Operator) -> tuple[int | None, ...]:
@@ -101,6 +104,11 @@ def place(
         placed = keyed.withColumn(PARTITION_COLUMN, partition).repartitionById(parallelism, PARTITION_COLUMN)
         placed = pin(placed, parallelism).drop(PARTITION_COLUMN)
     return _with_plain_names(placed.sortWithinPartitions(ORDER_COLUMN, *operator.order))
+
+
+def finds_combined_in_place(spark: SparkSession) -> bool:
+    """Return whether Spark aggregates rows where `place_combined` has moved them, as it does unless told otherwise."""
+    return setting(spark, _ALL_KEYS, "false").lower() == "false"
 
 
 def place_combined(

@@ -196,16 +196,24 @@ class TableJournal:
     def find_many(self, keys: pa.Array) -> tuple[pa.Array, npt.NDArray[np.bool_]]:
         """Return the last changes of keys, each given once, null for others, and which keys were changed."""
         rows = np.full(len(keys), -1, np.int64)
-        changed, values = (
-            pa.concat_arrays([*column, _NONE]) for column in zip(*self._parts, (_NONE, _NONE), strict=True)
-        )
-        # The keys are fewer than the changes, and to put them into a hash table takes longer than to look them up.
-        at = pc.index_in(changed, value_set=keys)
-        is_meant = np.flatnonzero(at.is_valid().to_numpy(zero_copy_only=False))
-        # Of several changes of a key, the last assignment counts.
-        rows[pc.drop_null(at).to_numpy()] = is_meant
+        left = np.arange(len(keys))
+        values: list[pa.Array] = []
+        before = 0
+        for parts in (self._parts[-1:], self._parts[:-1]):  # the newest part often has all of them
+            if not parts or not len(left):
+                break
+            changed, of_parts = map(pa.concat_arrays, zip(*parts, strict=True))
+            # The keys are fewer than the changes, and to put them into a hash table takes longer than to look them up.
+            at = pc.index_in(changed, value_set=keys.take(pa.array(left)))
+            is_meant = np.flatnonzero(at.is_valid().to_numpy(zero_copy_only=False))
+            rows[left[at.drop_null().to_numpy()]] = (
+                before + is_meant
+            )  # of several changes of a key, the last one counts
+            values.append(of_parts)
+            before += len(of_parts)
+            left = left[rows[left] < 0]
         found = rows >= 0
-        return values.take(pa.array(rows, mask=~found)), found
+        return pa.concat_arrays([*values, _NONE]).take(pa.array(rows, mask=~found)), found
 
     def over(
         self, stored: Iterator[tuple[bytes, bytes]], low: bytes, high: bytes | None

@@ -11,9 +11,10 @@ import json
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from http import HTTPStatus
+from http.client import HTTPException
 from typing import Any
 from urllib.error import HTTPError
-from urllib.request import Request, urlopen
+from urllib.request import HTTPRedirectHandler, Request, build_opener
 
 import pyarrow as pa
 
@@ -59,7 +60,8 @@ class _HttpPublisher(SlotPublisher):
         """Post the records; the marker is the request's idempotency key."""
         lines = [json.dumps(row, default=str) for batch in records for row in batch.to_pylist()]
         headers = {"Idempotency-Key": marker.to_text(), "Generation": str(self._generation)}
-        _call("POST", f"{self._url}/records", "\n".join(lines).encode(), headers)
+        body = "\n".join(lines).encode()
+        _call("POST", f"{self._url}/records", body, headers, expected=HTTPStatus.NO_CONTENT)
         self._key = marker.to_text()
         return len(lines)
 
@@ -67,14 +69,35 @@ class _HttpPublisher(SlotPublisher):
         """Nothing is kept open."""
 
 
-def _call(method: str, url: str, body: bytes = b"", headers: Mapping[str, str] | None = None) -> Any:
+class _NoRedirects(HTTPRedirectHandler):
+    """A request that is redirected loses its records on the way, and is answered by somebody else."""
+
+    def redirect_request(self, *_: Any) -> None:
+        """Follow none: the redirect is an error."""
+
+
+_OPENER = build_opener(_NoRedirects)
+
+
+def _call(
+    method: str,
+    url: str,
+    body: bytes = b"",
+    headers: Mapping[str, str] | None = None,
+    *,
+    expected: HTTPStatus = HTTPStatus.OK,
+) -> Any:
+    """Send a request; any other answer than the expected one is not the service's, such as the page of a proxy."""
     request = Request(url, body if method == "POST" else None, dict(headers or {}), method=method)  # noqa: S310 - the user's own address
     try:
-        with urlopen(request, timeout=_TIMEOUT_S) as response:  # noqa: S310 - the user's own address
-            return json.loads(response.read() or b"null")
+        with _OPENER.open(request, timeout=_TIMEOUT_S) as response:
+            found, text = response.status, response.read()
+        if found == expected:
+            return json.loads(text or b"null")
     except HTTPError as error:
         if error.code == HTTPStatus.CONFLICT:
             raise FencedError("the slot was opened by another publisher") from error
         raise UnavailableError(f"{url} refused output with status {error.code}: {error.reason}") from error
-    except OSError as error:
+    except (OSError, HTTPException, ValueError) as error:
         raise UnavailableError(f"{url} does not answer: {error}; check that the service is up") from error
+    raise UnavailableError(f"{url} answered with status {found} instead of {expected}: check the address")

@@ -116,7 +116,7 @@ def _of_debezium(event: Mapping[str, Any]) -> Iterator[Change]:
 def _of_canal(event: Mapping[str, Any]) -> Iterator[Change]:
     operation = str(event.get("type")).lower()
     rows = event.get("data")
-    if not isinstance(rows, list):
+    if not isinstance(rows, list) or not rows:
         raise DirtyRecordError("not a change event: it has no list of rows")
     olds = event.get("old") or [{}] * len(rows)
     if not isinstance(olds, list) or len(olds) != len(rows):

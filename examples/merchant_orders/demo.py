@@ -41,7 +41,7 @@ from tools.reporting.target import TargetReport, is_set
 
 
 def evaluate(run: Run, servers: str, page: Path) -> tuple[list[Figure], list[str]]:
-    """Write the page, and compare everything with the database; return figures, and what differs as text."""
+    """Write the page, and compare everything with the database; return figures, and what is wrong as text."""
     records, letters = read_topic(servers, RESULT), read_topic(servers, DEAD_LETTERS)
     events = [record for topic in SOURCES for record in read_topic(servers, topic)]
     totals, reasons = read_totals(run.parquet), [letter.headers["reason"] for letter in letters]
@@ -54,9 +54,10 @@ def evaluate(run: Run, servers: str, page: Path) -> tuple[list[Figure], list[str
     chart = read_chart(page.read_text(encoding="utf-8"))
     compared, found = result_figures(expected, records, parquet, chart)
     transactions = json.loads(run.shop.last_line())
+    compared += dead_letter_figures(run.dirty.sent, letters)
+    found += [f"{figure.name}: {format_number(figure.value)}" for figure in compared if figure.holds is False]
     figures = [
         *compared,
-        *dead_letter_figures(run.dirty.sent, letters),
         Figure("transactions committed", transactions["committed"], "transactions", Goal(">=", 1)),
         Figure("transactions rolled back", transactions.get("rolled back", 0), "transactions"),
         Figure("records in the topics of changes", len(events), "records"),

@@ -136,13 +136,16 @@ def _check_partitions(columns: pa.Schema, partition_by: Sequence[str]) -> None:
     Raise `InvalidInputError` for partition columns whose values readers would not understand.
 
     The library writes -1.05 as ``-1.-5``: no reader could open the table any more. Of bytes readers see the escapes.
+    Moments it writes in UTC without saying so: to Spark they are then those of its session's time zone.
     """
     for name in partition_by:
         given = columns.field(name).type
-        if (pa.types.is_decimal(given) and given.scale > 0) or pa.types.is_binary(given):
+        has_fraction = pa.types.is_decimal(given) and given.scale > 0
+        is_moment = pa.types.is_timestamp(given) and given.tz is not None
+        if has_fraction or is_moment or pa.types.is_binary(given):
             raise InvalidInputError(
                 f"column {name} is {given}, whose values readers could not read from the names of partitions: "
-                "partition by another column, or cast it to a string"
+                f"partition by another column, or cast it to a {'date' if is_moment else 'string'}"
             )
 
 

@@ -60,9 +60,13 @@ class ClusterCheck:
                 f"transaction.timeout.ms is {timeout_ms}, and the brokers allow {limit_ms} ({TIMEOUT_LIMIT}): lower it"
             )
 
-    def topic(self, name: str) -> None:
+    def topic(self, name: str, *, has_keys: bool) -> None:
         """
         Check that a topic exists, may be written, and takes a whole batch.
+
+        Args:
+            name: The topic.
+            has_keys: Whether records have keys.
 
         Raises:
             InvalidInputError: It does not; says what to do.
@@ -79,8 +83,14 @@ class ClusterCheck:
                 )
             time.sleep(0.05)
         self._check_rights(name, AclOperation.WRITE)
+        config = self._config(ConfigResource.Type.TOPIC, name)
+        if not has_keys and "compact" in config.get("cleanup.policy", ""):
+            raise InvalidInputError(
+                f"topic {name!r} has cleanup.policy={config['cleanup.policy']}, so it takes no record without a key, "
+                "and the result has no column key: add it, or set the policy to delete"
+            )
         batch_bytes = int(self._producer.get("batch.size", _BATCH_BYTES))
-        limit_bytes = self._config(ConfigResource.Type.TOPIC, name).get("max.message.bytes")
+        limit_bytes = config.get("max.message.bytes")
         if limit_bytes is not None and batch_bytes > int(limit_bytes):
             raise InvalidInputError(
                 f"batch.size of the sink is {batch_bytes} bytes, and topic {name!r} takes {limit_bytes} "

@@ -35,6 +35,9 @@ ADVICE: dict[int, str] = {
     KafkaError.INVALID_TXN_STATE: "the transaction timed out at the broker; raise transaction.timeout.ms",
     KafkaError.INVALID_TRANSACTION_TIMEOUT: f"lower transaction.timeout.ms, or raise {TIMEOUT_LIMIT} of the brokers",
     KafkaError.INVALID_TIMESTAMP: "set the executors' clocks, or raise message.timestamp.after.max.ms of the topic",
+    KafkaError.INVALID_RECORD: (
+        "the topic does not take a record: one with cleanup.policy=compact takes none whose key is null"
+    ),
     KafkaError.NOT_ENOUGH_REPLICAS: "too few brokers have the partition: check that all are up, and have space",
     KafkaError.KAFKA_STORAGE_ERROR: "check the disks of the brokers",
     **dict.fromkeys(_NO_ANSWER, "check that the brokers are up and reachable, and have space"),

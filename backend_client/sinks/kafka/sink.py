@@ -65,7 +65,7 @@ class KafkaSink(Sink):
         check = ClusterCheck(connection, producer_options(self.servers, self.options))
         check.transactions()
         if self.topic is not None:
-            check.topic(self.topic)
+            check.topic(self.topic, has_keys="key" in columns.names)
         markers = self._marker_topic(slots[0])
         if markers == self.topic:
             raise InvalidInputError(f"topic {markers!r} cannot have the sink's markers, too: readers would see them")

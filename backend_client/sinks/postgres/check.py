@@ -99,10 +99,7 @@ def check_table(
     if kind not in _TABLES:
         raise InvalidInputError(f"{name} is a view or foreign table, to which output cannot be copied; name a table")
     _check_is_kept(connection, oid, name, persistence)
-    if has_row_security:
-        raise InvalidInputError(
-            f"row-level security of table {name} applies to the sink's user, which then cannot COPY"
-        )
+    _check_row_security(name, applies=has_row_security)
     there = _columns(connection, oid)
     _check_columns(name, there, columns, wanted)
     if key:
@@ -139,8 +136,9 @@ def check_still_fits(
     found = connection.execute(_FIND, [table]).fetchone()
     if found is None:
         raise UnavailableError(f"table {name} no longer exists: create it again")
-    oid, _, persistence, *_ = found
+    oid, _, persistence, has_row_security, *_ = found
     try:
+        _check_row_security(name, applies=has_row_security)
         _check_is_kept(connection, oid, name, persistence)
         wanted = [column for column in columns.names if column != delete_when]
         _check_columns(name, _columns(connection, oid), columns, wanted)
@@ -179,6 +177,15 @@ def check_markers(connection: psycopg.Connection, markers: str, name: str) -> bo
     if missing:
         raise InvalidInputError(f"grant {', '.join(missing)} on table {name} to the sink's user")
     return True
+
+
+def _check_row_security(name: str, *, applies: bool) -> None:
+    """Raise `InvalidInputError` if the user does not see all rows: it would not delete what it does not see."""
+    if applies:
+        raise InvalidInputError(
+            f"row-level security of table {name} applies to the sink's user, which then cannot COPY, and deletes only "
+            "the rows that it sees: alter the user to bypass it"
+        )
 
 
 def _check_is_kept(connection: psycopg.Connection, oid: int, name: str, persistence: str) -> None:
@@ -257,11 +264,11 @@ def _check_key(
             f"row instead of replacing it: alter table {name} {_not_null(may_be_null)}, and leave out rows with null "
             f"in {nulls}; or create the index as unique nulls not distinct (PostgreSQL 15 and later)"
         )
-    numbered = [column for column, its in there.items() if its.is_always_numbered and column in key]
+    numbered = [column for column, its in there.items() if its.is_always_numbered and column in columns.names]
     if numbered:
         raise InvalidInputError(
-            f"column {', '.join(numbered)} of table {name} is always generated, so no row can name it; "
-            "generate it by default"
+            f"column {', '.join(numbered)} of table {name} is always generated, so no row of an upsert can name it; "
+            "generate it by default, or leave it out of the result"
         )
 
 

@@ -2,7 +2,8 @@
 Ends a session whose server hangs.
 
 A statement may take long, so a session waits for its answer without a limit, as long as the server's host acknowledges
-what was sent. But the server may hang, or be gone behind a proxy that keeps the connection. New sessions tell.
+what was sent. But the server may hang, or be gone behind a proxy that keeps the connection. New sessions tell. A pooler
+logs them in itself, so they ask something.
 """
 
 from __future__ import annotations
@@ -16,6 +17,8 @@ from contextlib import contextmanager, suppress
 import psycopg
 
 _LOOK_EVERY_S = 60.0
+_ANSWER_S = 150.0
+"""A pooler that has no session left says so after two minutes (PgBouncer's `query_wait_timeout`): that is an answer."""
 
 
 @contextmanager
@@ -27,25 +30,59 @@ def ended_if_silent(connection: psycopg.Connection, connect: Callable[[], psycop
         connection: The session.
         connect: Opens another one; raises `psycopg.errors.ConnectionTimeout` if there is no answer.
     """
-    # A descriptor of its own: the session's may be closed, and its number used by others, while a look takes its time.
-    own = socket.socket(fileno=os.dup(connection.fileno()))
-    done = threading.Event()
+    own, done = _descriptor(connection), threading.Event()
 
     def watch() -> None:
         with own:
             while not done.wait(_LOOK_EVERY_S):
-                try:
-                    connect().close()
-                except psycopg.errors.ConnectionTimeout:
-                    if not done.is_set():
-                        with suppress(OSError):
-                            own.shutdown(socket.SHUT_RDWR)
-                        return
-                except psycopg.Error:
-                    continue  # it answers, if only that it has no room
+                if _is_silent(connect) and not done.is_set():
+                    _shut(own)
+                    return
 
     threading.Thread(target=watch, name="dstl-postgres-watch", daemon=True).start()
     try:
         yield
     finally:
         done.set()
+
+
+@contextmanager
+def ended_without_answer(connection: psycopg.Connection) -> Iterator[threading.Event]:
+    """While the block runs, end its session if it gets no answer for too long; the block fails, the event is set."""
+    own, is_ended = _descriptor(connection), threading.Event()
+
+    def end() -> None:
+        is_ended.set()
+        _shut(own)
+
+    timer = threading.Timer(_ANSWER_S, end)
+    timer.daemon = True
+    timer.start()
+    try:
+        yield is_ended
+    finally:
+        timer.cancel()
+        timer.join()
+        own.close()
+
+
+def _is_silent(connect: Callable[[], psycopg.Connection]) -> bool:
+    is_ended = threading.Event()
+    try:
+        with connect() as connection, ended_without_answer(connection) as is_ended:
+            connection.execute("select")
+    except psycopg.errors.ConnectionTimeout:
+        return True
+    except psycopg.Error:
+        return is_ended.is_set()  # otherwise it answers, if only that it has no room
+    return False
+
+
+def _descriptor(connection: psycopg.Connection) -> socket.socket:
+    """Return one of its own: the session's may be closed, and its number used by others, while a look takes time."""
+    return socket.socket(fileno=os.dup(connection.fileno()))
+
+
+def _shut(own: socket.socket) -> None:
+    with suppress(OSError):
+        own.shutdown(socket.SHUT_RDWR)

@@ -21,7 +21,7 @@ from psycopg import sql
 from psycopg.conninfo import conninfo_to_dict, make_conninfo
 
 from backend_client.sinks.postgres.check import check_markers, check_still_fits, check_table
-from backend_client.sinks.postgres.silence import ended_if_silent
+from backend_client.sinks.postgres.silence import ended_if_silent, ended_without_answer
 from backend_client.sinks.postgres.types import has_nul, rows
 from backend_client.sinks.protocol import Marker, Sink, Slot, SlotPublisher
 from storage.errors import FencedError, InvalidInputError, UnavailableError
@@ -31,19 +31,23 @@ create table {} (
   sink text, job_uid text, slot int, opened bigint not null, marker text, primary key (sink, job_uid, slot)
 )
 """
-_SESSION = """
-select set_config('lock_timeout', '20s', false), set_config('idle_in_transaction_session_timeout', '10min', false)
+# A pooler may give each transaction another session, and that to other applications afterwards: each transaction sets
+# what it needs, and leaves nothing.
+_LIMITS = """
+select set_config('lock_timeout', '20s', true), set_config('idle_in_transaction_session_timeout', '10min', true)
 """
 # Marker and rows must be on the server's disk before the log gives them up. `on` waits for replicas, too, if there are
-# synchronous ones; other settings than `off` are the administrator's choice. A pooler may give each transaction another
-# session, so each transaction sets it.
+# synchronous ones; other settings than `off` are the administrator's choice.
 _LOCK = """
-select opened, set_config('synchronous_commit', replace(current_setting('synchronous_commit'), 'off', 'on'), true)
+select opened, marker,
+  set_config('synchronous_commit', replace(current_setting('synchronous_commit'), 'off', 'on'), true)
 from {} where (sink, job_uid, slot) = (%s, %s, %s) for update
 """
 _CONNECTION = {
     # A host that vanished is noticed after half a minute; the kernel's own limits are hours.
     "connect_timeout": "10",
+    # The server converts to the database's encoding, and says which character that lacks.
+    "client_encoding": "utf8",
     "keepalives_idle": "10",
     "keepalives_interval": "5",
     "keepalives_count": "4",
@@ -97,10 +101,10 @@ class PostgresSink(Sink):
         if self.delete_when is not None and not pa.types.is_boolean(columns.field(self.delete_when).type):
             given = columns.field(self.delete_when).type
             raise InvalidInputError(f"delete_when names column {self.delete_when}, which is {given}, not boolean")
-        with _told(self.table), self.connect("dstl-check") as connection:
-            table = _name(self.table).as_string(connection)
-            check_table(connection, table, self.table, columns, self.key, self.delete_when)
-            self._check_markers(connection)
+        with _told(self.table), self.connect("dstl-check") as own, ended_if_silent(own, self.look):
+            table = _name(self.table).as_string(own)
+            check_table(own, table, self.table, columns, self.key, self.delete_when)
+            self._check_markers(own)
 
     def open(self, slot: Slot) -> SlotPublisher:
         """Open a slot, and end the sessions of its older publishers."""
@@ -117,9 +121,12 @@ class PostgresSink(Sink):
     def connect(self, name: str) -> psycopg.Connection:
         """Return a session of this name; each statement is a transaction, unless one is begun."""
         options: dict[str, Any] = {**_CONNECTION, **conninfo_to_dict(self.conninfo), "application_name": name}
-        connection = psycopg.connect(make_conninfo(**options), autocommit=True)
-        connection.execute(_SESSION)
-        return connection
+        # A pooler's session may have a prepared statement of this name from another one.
+        return psycopg.connect(make_conninfo(**options), autocommit=True, prepare_threshold=None)
+
+    def look(self) -> psycopg.Connection:
+        """Return a session that asks whether the server answers, and who has opened a slot."""
+        return self.connect("dstl-look")
 
     def _check_markers(self, connection: psycopg.Connection) -> None:
         markers = _name(self.markers)
@@ -143,7 +150,8 @@ class _PostgresPublisher(SlotPublisher):
         self._key = (slot.sink, slot.job_uid, slot.number)
         self._slot = slot
         self._connection = connection
-        with ended_if_silent(connection, self._look), connection.transaction():
+        with ended_if_silent(connection, sink.look), connection.transaction():
+            connection.execute(_LIMITS)
             connection.execute(
                 "select pg_terminate_backend(pid) from pg_stat_activity where pid <> pg_backend_pid() "
                 "and application_name = current_setting('application_name') and usename = current_user"
@@ -167,7 +175,8 @@ class _PostgresPublisher(SlotPublisher):
         """Copy the records and replace the marker in one transaction."""
         try:
             connection = self._connection
-            with _told(self._sink.table), ended_if_silent(connection, self._look), connection.transaction():
+            with _told(self._sink.table), ended_if_silent(connection, self._sink.look), connection.transaction():
+                connection.execute(_LIMITS)
                 self._lock()
                 count = self._write(records)
                 self._connection.execute(
@@ -190,8 +199,10 @@ class _PostgresPublisher(SlotPublisher):
             self._connection.close()
 
     def _lock(self) -> None:
+        # A number comes again if a replica takes over that lacks the newest ones, and a pooler keeps this connection.
         row = self._connection.execute(sql.SQL(_LOCK).format(_name(self._sink.markers)), self._key).fetchone()
-        if row is None or row[0] != self._opened:
+        marker = None if self._marker is None else self._marker.to_text()
+        if row is None or row[:2] != (self._opened, marker):
             raise self._fenced()
 
     def _fenced(self) -> FencedError:
@@ -200,13 +211,10 @@ class _PostgresPublisher(SlotPublisher):
     def _is_overtaken(self) -> bool:
         """Look in a session of its own; no answer is a no."""
         query = sql.SQL("select opened from {} where (sink, job_uid, slot) = (%s, %s, %s)")
-        with suppress(psycopg.Error), self._look() as connection:
+        with suppress(psycopg.Error), self._sink.look() as connection, ended_without_answer(connection):
             row = connection.execute(query.format(_name(self._sink.markers)), self._key).fetchone()
             return row is None or row[0] != self._opened
         return False
-
-    def _look(self) -> psycopg.Connection:
-        return self._sink.connect("dstl-look")
 
     def _write(self, records: Iterable[pa.RecordBatch]) -> int:
         count = 0

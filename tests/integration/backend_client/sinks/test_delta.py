@@ -266,11 +266,15 @@ def test_partitions(tmp_path: Path) -> None:
 
 
 @on_disk
-@pytest.mark.parametrize("given", [pa.decimal128(10, 2), pa.binary()], ids=str)
+@pytest.mark.parametrize("given", [pa.decimal128(10, 2), pa.binary(), pa.timestamp("us", "UTC")], ids=str)
 def test_partitions_that_readers_could_not_read_are_refused(
     sink: DeltaSink, tmp_path: Path, given: pa.DataType
 ) -> None:
-    """One negative number with a fraction would make a table unreadable for good, also one that others made."""
+    """
+    One negative number with a fraction would make a table unreadable for good, also one that others made.
+
+    The library writes moments in UTC without saying so, and Spark takes them for those of its session's zone.
+    """
     columns = pa.schema({"p": given, "v": pa.int64()})
     with pytest.raises(InvalidInputError, match=r"column p is .*: partition by another column, or cast it"):
         DeltaSink((tmp_path / "new").as_uri(), partition_by=("p",)).check(columns, [SLOT])
@@ -280,6 +284,9 @@ def test_partitions_that_readers_could_not_read_are_refused(
         DeltaSink((tmp_path / "old").as_uri()).check(columns, [SLOT])
     DeltaSink((tmp_path / "whole").as_uri(), partition_by=("p",)).check(
         pa.schema({"p": pa.decimal128(10), "v": pa.int64()}), [SLOT]
+    )
+    DeltaSink((tmp_path / "local").as_uri(), partition_by=("p",)).check(
+        pa.schema({"p": pa.timestamp("us"), "v": pa.int64()}), [SLOT]
     )
 
 

@@ -412,6 +412,21 @@ def test_topic_must_take_a_whole_batch(broker: KafkaBroker, slot: Slot) -> None:
     assert [value for _, value in committed(broker, topic)] == values
 
 
+def test_a_compacted_topic_needs_keys(broker: KafkaBroker, slot: Slot) -> None:
+    """Without a column of them each publish would be refused; a key that is null is named with the policy."""
+    topic = topic_of(broker, f"{slot.job}-compacted", **{"cleanup.policy": "compact"})
+    sink = KafkaSink(broker.servers, topic)
+    slots = [Slot(slot.job, "uid", "out", number) for number in range(2)]
+    with pytest.raises(InvalidInputError, match=r"has cleanup\.policy=compact, .* and the result has no column key"):
+        sink.check(pa.schema({"value": pa.string()}), slots)
+    sink.check(COLUMNS, slots)
+    publisher = sink.open(slot)
+    with pytest.raises(UnavailableError, match=r"cleanup\.policy=compact takes none whose key is null"):
+        publisher.publish([pa.record_batch({"key": [None], "value": ["a1"]}, schema=COLUMNS)], marker(0))
+    publisher.close()
+    publish(sink, slot, 0, "a1")
+
+
 def test_the_check_fences_nobody(broker: KafkaBroker, sink: KafkaSink, slot: Slot) -> None:
     """A query that is started while another one runs, and refused, leaves that one's publishers alone."""
     publisher = sink.open(slot)

@@ -14,6 +14,7 @@ from datetime import UTC, date, datetime
 from decimal import Decimal
 from itertools import count
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import psycopg
@@ -275,6 +276,10 @@ def test_start_is_checked(
         ("table {} (k int, v int)", "column k is string in the result and int4 in table .*, or alter it to text"),
         ("table {} (k text, v text)", "column v is int64 in the result and text in table .*, or alter it to int8"),
         ("table {} (k text, v bigint generated always as (length(k)) stored)", "column v of table .* is generated"),
+        (
+            "table {} (k text primary key, v bigint generated always as identity)",
+            "column v of table .* is always generated, so no row of an upsert can name it; generate it by default",
+        ),
         ("unlogged table {} (k text, v int)", r"unlogged or temporary: .*; alter table \w+ set logged"),
         ("view {} as select ''::text k, 1 v", "is a view or foreign table"),
     ],
@@ -285,7 +290,7 @@ def test_table_is_checked(server: PostgresServer, slot: Slot, definition: str, m
     with psycopg.connect(server.conninfo) as connection:
         connection.execute(f"create {definition.format(name)}")
     with pytest.raises(InvalidInputError, match=message):
-        PostgresSink(server.conninfo, name).check(COLUMNS, [slot])
+        PostgresSink(server.conninfo, name, key=("k",) if "primary key" in definition else ()).check(COLUMNS, [slot])
 
 
 def test_partitions_must_be_kept_as_their_table(server: PostgresServer, slot: Slot) -> None:
@@ -429,6 +434,110 @@ def test_a_server_that_hangs_is_given_up(slot: Slot, monkeypatch: pytest.MonkeyP
         assert rows(sink) == [("a", 1), ("a", 2)]
 
 
+class _Pooler(threading.Thread):
+    """Passes sessions on to a server. When `server_hangs` is set it logs clients in, and nothing else is answered."""
+
+    def __init__(self, port: int) -> None:
+        super().__init__(daemon=True)
+        self._port = port
+        self._listening = socket.create_server(("127.0.0.1", 0))
+        self.port: int = self._listening.getsockname()[1]
+        self.server_hangs = threading.Event()
+
+    def run(self) -> None:
+        while True:
+            client, _ = self._listening.accept()
+            server = socket.create_connection(("127.0.0.1", self._port))
+            threading.Thread(target=self._pass_on, args=(client, server), daemon=True).start()
+
+    def _pass_on(self, client: socket.socket, server: socket.socket) -> None:
+        is_logged_in = False
+        with client, server:
+            while True:
+                for ready in select.select([client, server], [], [])[0]:
+                    data = ready.recv(1 << 16)
+                    if not data:
+                        return
+                    if is_logged_in and self.server_hangs.is_set():
+                        continue
+                    is_logged_in |= ready is server and data.endswith(b"Z\0\0\0\x05I")  # ready for a query
+                    (server if ready is client else client).sendall(data)
+
+
+def test_a_server_that_hangs_behind_a_pooler_is_given_up(
+    server: PostgresServer, sink: PostgresSink, slot: Slot, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A pooler logs sessions in without its server, so that they are there says nothing; also at a start."""
+    monkeypatch.setattr(silence, "_LOOK_EVERY_S", 0.2)
+    monkeypatch.setattr(silence, "_ANSWER_S", 1.0)
+    pooler = _Pooler(server.port)
+    pooler.start()
+    through = PostgresSink(server.conninfo.replace(f"port={server.port}", f"port={pooler.port}"), sink.table)
+    publisher = through.open(slot)
+    pooler.server_hangs.set()
+    with pytest.raises(UnavailableError, match="check that the server is up and reachable"):
+        publisher.publish([batch(a=1)], marker(0))
+    publisher.close()
+    with pytest.raises(UnavailableError, match="check that the server is up and reachable"):
+        through.check(COLUMNS, [slot])
+    pooler.server_hangs.clear()
+    assert publish(through, slot, 0, batch(a=1)) == 1
+
+
+def test_nothing_is_left_in_the_sessions_of_a_pooler(
+    server: PostgresServer, slot: Slot, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """They go to other applications: those would get the sink's limits, or find its prepared statements."""
+    connect, made = PostgresSink.connect, list[psycopg.Connection]()
+
+    def remember(self: PostgresSink, name: str) -> psycopg.Connection:
+        made.append(connect(self, name))
+        return made[-1]
+
+    monkeypatch.setattr(PostgresSink, "connect", remember)
+    with psycopg.connect(server.conninfo) as connection:
+        connection.execute(
+            "create table shared (k text, v bigint, limits text default "
+            "current_setting('lock_timeout') || ' ' || current_setting('idle_in_transaction_session_timeout'))"
+        )
+    sink = PostgresSink(server.conninfo, "shared")
+    sink.check(COLUMNS, [slot])
+    publisher = sink.open(slot)
+    changes_of_columns = [batch(a=1), pa.record_batch({"k": ["b"]})] * 5
+    publisher.publish(changes_of_columns, marker(0))
+    left = (
+        "select current_setting('lock_timeout'), current_setting('idle_in_transaction_session_timeout'), "
+        "(select count(*) from pg_prepared_statements)"
+    )
+    assert made[-1].execute(left).fetchone() == ("0", "0", 0)
+    publisher.close()
+    assert {limits for *_, limits in rows(sink)} == {"20s 10min"}
+
+
+def test_publisher_of_before_a_failover_is_fenced(
+    server: PostgresServer, sink: PostgresSink, slot: Slot, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """
+    A replica takes over that lacks the slot's last opening, so the next one has the same number.
+
+    A pooler keeps the connection of a suspended publisher, and no session of it is there to be ended.
+    """
+    connect, numbers = PostgresSink.connect, count()
+    monkeypatch.setattr(PostgresSink, "connect", lambda self, name: connect(self, f"pooler-{next(numbers)}-{name}"))
+    publish(sink, slot, 0, batch(a=1))
+    older = sink.open(slot)
+    with psycopg.connect(server.conninfo) as connection:
+        connection.execute("update output_markers set opened = opened - 1 where sink = %s", [slot.sink])
+    newer = sink.open(slot)
+    assert newer.publish([batch(b=2)], marker(1)) == 1
+    with pytest.raises(FencedError):
+        older.publish([batch(b=2)], marker(1))
+    assert newer.publish([batch(c=3)], marker(2)) == 1
+    older.close()
+    newer.close()
+    assert rows(sink) == [("a", 1), ("b", 2), ("c", 3)]
+
+
 def test_user_options_hold(server: PostgresServer, slot: Slot) -> None:
     """Options in the connection's text are not replaced by the sink's own."""
     with psycopg.connect(server.conninfo) as connection:
@@ -548,6 +657,23 @@ def test_large_publish_has_several_batches(server: PostgresServer, table: str, s
     assert (len(found), found["k0"], found["k5249"], found["new"]) == (5251, 0, 249, None)
 
 
+@pytest.mark.parametrize(("encoding", "refused"), [("LATIN1", "€"), ("SQL_ASCII", None)])
+def test_databases_of_any_encoding(server: PostgresServer, slot: Slot, encoding: str, refused: str | None) -> None:
+    """The server converts text; a character that the database lacks is an error that names it."""
+    with psycopg.connect(server.conninfo, autocommit=True) as connection:
+        options = f"encoding {encoding} template template0 lc_collate 'C' lc_ctype 'C'"
+        connection.execute(f"create database {encoding} {options}")
+    conninfo = server.conninfo.replace("dbname=postgres", f"dbname={encoding.lower()}")
+    with psycopg.connect(conninfo) as connection:
+        connection.execute("create table t (k text, v bigint)")
+    sink = PostgresSink(conninfo, "t")
+    sink.check(COLUMNS, [slot])
+    assert publish(sink, slot, 0, batch(é=1)) == 1
+    if refused is not None:
+        with pytest.raises(UnavailableError, match=r"has no equivalent in encoding .*; the table cannot hold a value"):
+            publish(sink, slot, 1, batch(**{refused: 1}))
+
+
 def test_secrets_are_not_shown() -> None:
     """A password in the connection's text is in no message."""
     assert "secret" not in repr(PostgresSink("host=h password=secret", "t"))
@@ -621,6 +747,29 @@ def test_a_table_that_became_unlogged_takes_nothing(server: PostgresServer, slot
     assert publish(sink, slot, 0, batch(a=11)) == 1
 
 
+def test_rows_that_the_user_no_longer_sees_are_not_left_undeleted(server: PostgresServer, slot: Slot) -> None:
+    """Row-level security that comes later hides rows from `delete`, without an error."""
+    name = f"hidden{next(_numbers)}"
+    columns = pa.schema({"k": pa.string(), "v": pa.int64(), "gone": pa.bool_()})
+    with psycopg.connect(server.conninfo, autocommit=True) as connection:
+        connection.execute(f"create table {name} (k text primary key, v bigint)")
+        connection.execute(f"create user {name}_user")
+        connection.execute(f"grant all on {name} to {name}_user")
+        connection.execute(f"grant create on schema public to {name}_user")
+        conninfo = server.conninfo.replace("user=postgres", f"user={name}_user")
+        sink = PostgresSink(conninfo, name, key=("k",), delete_when="gone", markers=f"{name}_markers")
+        sink.check(columns, [slot])
+        publish(sink, slot, 0, pa.record_batch({"k": ["a"], "v": [1], "gone": [False]}, columns))
+        connection.execute(f"alter table {name} enable row level security")
+        connection.execute(f"create policy p on {name} using (v > 1) with check (true)")
+        deletion = pa.record_batch({"k": ["a"], "v": [1], "gone": [True]}, columns)
+        with pytest.raises(UnavailableError, match=r"row-level security .* deletes only the rows that it sees"):
+            publish(sink, slot, 1, deletion)
+        connection.execute(f"alter user {name}_user bypassrls")
+        publish(sink, slot, 1, deletion)
+        assert connection.execute(f"select * from {name}").fetchall() == []
+
+
 @pytest.mark.parametrize("has_null", [False, True])
 def test_keys_to_delete_are_found_by_the_index(server: PostgresServer, slot: Slot, has_null: bool) -> None:
     """A comparison of each key with each row would take minutes for a few thousand keys; null is a key as well."""
@@ -641,3 +790,17 @@ def test_keys_to_delete_are_found_by_the_index(server: PostgresServer, slot: Slo
     left = rows(sink)
     assert len(left) == 100_001 - len(keys)
     assert ((None, 0) in left) != has_null
+
+
+def test_documented_function_writes_a_batch_once(server: PostgresServer) -> None:
+    """The function of docs/sinks.md, which makes `foreachBatch` idempotent."""
+    text = Path("docs/sinks.md").read_text(encoding="utf-8").partition("## foreachBatch")[2]
+    names: dict[str, Any] = {"connect": lambda: psycopg.connect(server.conninfo)}
+    exec(text.partition("```python\n")[2].partition("```")[0], names)
+    with psycopg.connect(server.conninfo) as connection:
+        connection.execute("create table batches (id bigint primary key)")
+        connection.execute("create table totals (k text, v bigint)")
+    for batch_id in (0, 1, 1):
+        names["write"](SimpleNamespace(collect=lambda number=batch_id: [("a", number), ("b", number)]), batch_id)
+    with psycopg.connect(server.conninfo) as connection:
+        assert connection.execute("select v from totals order by v").fetchall() == [(0,), (0,), (1,), (1,)]

@@ -85,6 +85,7 @@ def test_change_events_become_changes(topic: str, value: bytes | None, expected:
         (ORDERS, b"null", "not a change event"),
         (ORDERS, b"{}", "not a change event"),
         (REFUNDS, b"{}", "not a change event"),
+        (REFUNDS, canal("INSERT", []), "not a change event"),
         (ORDERS, debezium("c", None, ORDER, table="customers"), "unknown table: 'customers'"),
         (ORDERS, debezium("c", None, ORDER, table=[]), "unknown table"),  # type: ignore[arg-type]
         (ORDERS, debezium("t", None, None), "unknown operation"),

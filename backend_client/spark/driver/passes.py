@@ -16,9 +16,10 @@ from backend_client.service.job_session import JobSession
 from backend_client.spark.batch import BatchContext, Receipt
 from backend_client.spark.driver.batch_times import BatchTimes, late_until_ms
 from backend_client.spark.driver.closing import SecondPass
+from backend_client.spark.driver.columnar_history import ColumnarHistory
 from backend_client.spark.driver.initial_state import initial_rows, joined
 from backend_client.spark.driver.kept_output import KeptOutput
-from backend_client.spark.driver.placement import Pin, key_places, place
+from backend_client.spark.driver.placement import Pin, finds_combined_in_place, key_places, place, place_combined
 from backend_client.spark.driver.receipts import checked, collect_receipts
 from backend_client.spark.failover.failover import BatchFailover
 from backend_client.spark.failover.operator_jobs import OperatorJobs
@@ -87,6 +88,7 @@ class Passes:
         self._shipments = shipments
         self._standby = standby
         self._pin = pin
+        self._history = ColumnarHistory(operators)
 
     def first(self, frame: DataFrame, work: BatchTry) -> tuple[DataFrame, list[Receipt]]:
         """Run the rows through all operators; return the last one's output, and the receipts."""
@@ -129,6 +131,8 @@ class Passes:
             work.kept.append(output)
             with self._jobs.running():
                 accepted = collect_receipts(output.frame, info)
+            if closing is None:
+                self._history.took(operator.name, work.context, accepted)
             return checked(output.frame, accepted), accepted
 
     def _run(
@@ -150,12 +154,20 @@ class Passes:
             operator, frame = joined(initial, operator, frame)
         # The first pass deletes; the second sees the deletions.
         deleted = ids_to_delete(stored.get(operator.name, {}), info.states, operator.recreated_states)
+        failover = (
+            work.failover.for_second_pass(info, context.time.watermark_ms)
+            if context.is_second_pass and context.time is not None
+            else work.failover.for_tasks(info, can_stall=stored.keys() >= {operator.name} and not deleted)
+        )
+        combining = None if context.is_second_pass else self._history.combining(operator.name, failover)
+        if combining is not None and not finds_combined_in_place(frame.sparkSession):
+            combining = None
         task = OperatorTask(
             operator=operator.name,
             processor=self._shipments.parcel(operator.processor),
             states=info.states,
             key_schema=info.key_schema,
-            key_places=key_places(operator),
+            key_places=key_places(operator) if combining is None else (None,) * len(operator.key_columns),
             row_names=row_names,
             output=operator.output_schema,
             parallelism=info.parallelism,
@@ -167,11 +179,13 @@ class Passes:
             initial=initial_of_task,
             deleted=() if context.is_second_pass else deleted,
             earlier=earlier,
-            failover=work.failover.for_second_pass(info, context.time.watermark_ms)
-            if context.is_second_pass and context.time is not None
-            else work.failover.for_tasks(info, can_stall=stored.keys() >= {operator.name} and not deleted),
+            failover=failover,
+            is_combined=combining is not None,
+            removed_ms=self._history.removed_ms(operator.name, context, failover),
         )
-        placed = place(
-            operator, frame, info.parallelism, max_parallelism, self._pin(), late_until_ms(operator, context)
-        )
+        partitions = info.parallelism, max_parallelism, self._pin()
+        if combining is None:
+            placed = place(operator, frame, *partitions, late_until_ms(operator, context))
+        else:
+            placed = place_combined(operator, combining, frame, *partitions)
         return placed.mapInArrow(task.__call__, task.output_schema())

@@ -38,6 +38,7 @@ from backend_client.batch_time import BatchTime
 from backend_client.spark.columns import grouping_columns
 from backend_client.spark.driver.kept_output import LOST_BLOCK
 from backend_client.spark.event_time import DELAY_KEY
+from backend_client.spark.failover.rehearsal import failing
 from backend_client.spark.own_session import own_session
 from backend_client.spark.private import frames, located, session, sinks
 from backend_client.spark.private.frame_maker import FrameMaker
@@ -112,6 +113,14 @@ def test_executors_are_known(spark: SparkSession) -> None:
     assert re.fullmatch(r"\S+:\d+", addresses)
     assert located.executors_at(spark, addresses) == []
     assert located.executors_at(spark, f"{addresses} elsewhere:1") is None
+
+
+def test_error_within_an_expression_is_dropped(spark: SparkSession) -> None:
+    """What executors rehearse makes one of Spark's own errors in each row, and yields no error."""
+    rows = spark.range(0, 3, 1, 1)
+    assert [row.x for row in rows.selectExpr(f"{failing('id')} as x").collect()] == [True] * 3
+    with pytest.raises(PySparkException, match="CONVERSION_INVALID_INPUT"):
+        rows.selectExpr(failing("id").replace("try_", "")).collect()
 
 
 def test_executor_can_be_given_up(spark: SparkSession) -> None:

@@ -8,11 +8,18 @@ from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F
 from pyspark.sql.types import DoubleType, FloatType, StructField
 
-from backend_client.key_groups import order_expression, partition_expression
+from backend_client.key_groups import (
+    key_group_expression,
+    order_expression,
+    owner_expression,
+    partition_expression,
+)
 from backend_client.spark.columns import quoted
+from backend_client.spark.combining import PANE_COLUMN, Combining
 from backend_client.spark.driver.pinning import PARTITION_COLUMN
 from backend_client.spark.own_session import own_session
 from backend_client.spark.private.frame_maker import FrameMaker
+from backend_client.spark.private.session import setting
 from backend_client.spark.query import Operator
 
 Pin = Callable[[DataFrame, int], DataFrame]
@@ -21,6 +28,8 @@ Pin = Callable[[DataFrame, int], DataFrame]
 ORDER_COLUMN = "__dstl_order"
 _KEY_COLUMN = "__dstl_key_"
 _COLUMN = "__dstl_column_"
+_ALL_KEYS = "spark.sql.requireAllClusterKeysForDistribution"
+"""With this setting, Spark moves rows again unless they are partitioned by all columns by which it groups."""
 
 
 def key_places(operator: Operator) -> tuple[int | None, ...]:
@@ -101,6 +110,43 @@ def place(
     names = _names(operator)
     # New names cost a copy of each row.
     return placed if names == (plain := placed_names(operator)) else placed.toDF(*plain)
+
+
+def finds_combined_in_place(spark: SparkSession) -> bool:
+    """Return whether Spark aggregates rows where `place_combined` has moved them, as it does unless told otherwise."""
+    return setting(spark, _ALL_KEYS, "false").lower() == "false"
+
+
+def place_combined(
+    operator: Operator,
+    combining: Combining,
+    frame: DataFrame,
+    parallelism: int,
+    max_parallelism: int,
+    pin: Pin | None,
+) -> DataFrame:
+    """
+    Return the rows in their partitions, combined there, and sorted as by `place`.
+
+    Columns: the order number, all key columns in normal form, then `combining.rows`. Spark aggregates where the rows
+    are: the partition's number is among the columns by which it groups, so it moves nothing again.
+    """
+    fields = [operator.input_schema[name] for name in operator.key_columns]
+    keys = [f"{_KEY_COLUMN}{at}" for at in range(len(fields))]
+    normal = [f"{_normal_key(field)} as {name}" for field, name in zip(fields, keys, strict=True)]
+    partition = owner_expression(key_group_expression(keys, max_parallelism), parallelism, max_parallelism)
+    keyed = frame.selectExpr(*normal, "*").withColumn(PARTITION_COLUMN, F.expr(partition))
+    placed = keyed.repartitionById(parallelism, PARTITION_COLUMN)
+    if pin is not None:
+        placed = pin(placed, parallelism)
+    panes = [] if combining.pane is None else [PANE_COLUMN]
+    if combining.pane is not None:
+        placed = placed.withColumn(PANE_COLUMN, F.expr(combining.pane))
+    combined = placed.groupBy(PARTITION_COLUMN, *keys, *panes).agg(*map(F.expr, combining.aggregates))
+    order = order_expression(keys, max_parallelism)
+    return combined.selectExpr(f"{order} as {ORDER_COLUMN}", *keys, *combining.rows.names).sortWithinPartitions(
+        ORDER_COLUMN
+    )
 
 
 def placed_names(operator: Operator) -> tuple[str, ...]:

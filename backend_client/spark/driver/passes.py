@@ -19,11 +19,19 @@ from backend_client.spark.driver.closing import SecondPass
 from backend_client.spark.driver.columnar_history import ColumnarHistory
 from backend_client.spark.driver.initial_state import initial_rows, joined
 from backend_client.spark.driver.kept_output import KeptOutput
-from backend_client.spark.driver.placement import Pin, finds_combined_in_place, key_places, place, place_combined
+from backend_client.spark.driver.placement import (
+    Pin,
+    finds_combined_in_place,
+    key_places,
+    place,
+    place_combined,
+    placed_names,
+)
 from backend_client.spark.driver.receipts import checked, collect_receipts
 from backend_client.spark.failover.failover import BatchFailover
 from backend_client.spark.failover.operator_jobs import OperatorJobs
 from backend_client.spark.own_session import no_rows
+from backend_client.spark.private.frame_maker import FrameMaker
 from backend_client.spark.query import Operator
 from backend_client.spark.session_settings import set_for
 from backend_client.spark.shipping import Shipments
@@ -148,7 +156,7 @@ class Passes:
         stored = {known.name: known.states for known in latest.operators} if latest else {}
         is_new = operator.name not in stored and not context.is_second_pass
         initial = operator.initial if is_new else None
-        row_names, initial_of_task = tuple(frame.columns), None
+        row_names, initial_of_task = tuple(operator.input_schema.names), None
         if initial is not None:
             initial_of_task = initial_rows(initial, len(operator.key_columns), row_names)
             operator, frame = joined(initial, operator, frame)
@@ -186,6 +194,8 @@ class Passes:
         partitions = info.parallelism, max_parallelism, self._pin()
         if combining is None:
             placed = place(operator, frame, *partitions, late_until_ms(operator, context))
+            names = placed_names(operator)
         else:
             placed = place_combined(operator, combining, frame, *partitions)
-        return placed.mapInArrow(task.__call__, task.output_schema())
+            names = tuple(placed.columns)
+        return FrameMaker.of(frame).map_in_arrow(placed, names, task.__call__, task.output_schema())

@@ -18,6 +18,7 @@ from backend_client.spark.columns import quoted
 from backend_client.spark.combining import PANE_COLUMN, Combining
 from backend_client.spark.driver.pinning import PARTITION_COLUMN
 from backend_client.spark.own_session import own_session
+from backend_client.spark.private.frame_maker import FrameMaker
 from backend_client.spark.private.session import setting
 from backend_client.spark.query import Operator
 
@@ -92,18 +93,23 @@ def place(
     time = operator.event_time
     if late_until_ms is not None and time is not None:
         order = f"if({time.until(late_until_ms)}, ~({order}), {order})"
-    keyed = frame.selectExpr(
+    frames = FrameMaker.of(frame)
+    keyed = frames.select_expr(
+        frame,
         f"{order} as {ORDER_COLUMN}",
         *(f"{expression} as {name}" for name, expression in added.items()),
         "*",
     )
-    partition = F.expr(partition_expression(ORDER_COLUMN, parallelism, max_parallelism))
+    partition = partition_expression(ORDER_COLUMN, parallelism, max_parallelism)
     if pin is None:
-        placed = keyed.repartitionById(parallelism, partition)
+        placed = frames.repartition_by_id(keyed, parallelism, partition)
     else:
-        placed = keyed.withColumn(PARTITION_COLUMN, partition).repartitionById(parallelism, PARTITION_COLUMN)
+        placed = keyed.withColumn(PARTITION_COLUMN, F.expr(partition)).repartitionById(parallelism, PARTITION_COLUMN)
         placed = pin(placed, parallelism).drop(PARTITION_COLUMN)
-    return _with_plain_names(placed.sortWithinPartitions(ORDER_COLUMN, *operator.order))
+    placed = frames.sort_within_partitions(placed, ORDER_COLUMN, *operator.order)
+    names = _names(operator)
+    # New names cost a copy of each row.
+    return placed if names == (plain := placed_names(operator)) else placed.toDF(*plain)
 
 
 def finds_combined_in_place(spark: SparkSession) -> bool:
@@ -143,12 +149,17 @@ def place_combined(
     )
 
 
-def _with_plain_names(frame: DataFrame) -> DataFrame:
-    """Return a frame whose columns PySpark's ``mapInArrow`` finds: it looks names up without quotes."""
-    names = frame.columns
+def placed_names(operator: Operator) -> tuple[str, ...]:
+    """Return the names of the columns of `place`: as ``mapInArrow`` finds them, which looks names up without quotes."""
+    names = _names(operator)
     if not any("." in name or "`" in name for name in names):
-        return frame  # new names cost a copy of each row
-    return frame.toDF(*(f"{_COLUMN}{position}" for position in range(len(names))))
+        return names
+    return tuple(f"{_COLUMN}{position}" for position in range(len(names)))
+
+
+def _names(operator: Operator) -> tuple[str, ...]:
+    schema, keys = operator.input_schema, enumerate(operator.key_columns)
+    return (ORDER_COLUMN, *(f"{_KEY_COLUMN}{at}" for at, key in keys if _has_normal_form(schema[key])), *schema.names)
 
 
 def _has_normal_form(field: StructField) -> bool:

@@ -261,7 +261,7 @@ def _session(folder: Path) -> SparkSession:
         "driver.memory": "1g",
         "executor.memory": "1g",
         "task.maxFailures": 8,
-        "shuffle.io.retryWait": "200ms",  # blocks of a killed executor never return
+        "shuffle.io.retryWait": "0s",  # blocks of a killed executor never return
         "deploy.maxExecutorRetries": -1,
         "shuffle.reduceLocality.enabled": "false",
         "cores.max": EXECUTORS,  # one each: the first batch waits for all, so that all hold blocks

@@ -29,6 +29,11 @@ class Aggregate(ColumnarProcessor):
         self.windows = windows
         self._aggregations = aggregations
 
+    @property
+    def aggregations(self) -> tuple[Aggregation, ...]:
+        """The aggregations."""
+        return self._aggregations
+
     def check(self, rows: pa.Schema, output_mode: OutputMode) -> None:
         """Refuse missing or duplicate names, and append mode without windows."""
         super().check(rows, output_mode)

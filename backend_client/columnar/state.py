@@ -10,9 +10,9 @@ ordinary entries of table and log, so restore, rescaling, snapshots and compacti
 from __future__ import annotations
 
 import struct
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
-from itertools import islice
+from itertools import chain, islice
 
 import numpy as np
 import numpy.typing as npt
@@ -39,7 +39,7 @@ _ENDED_BYTES_MAX = 16 << 20
 """Ended state is processed in parts: `_ENDED_MAX` bounds many short keys, this bounds long ones."""
 
 ReadMany = Callable[[pa.Array, float], pa.Array]
-ScanBetween = Callable[[bytes, bytes], Iterator[tuple[bytes, bytes]]]
+ScanBetween = Callable[[Iterable[tuple[bytes, bytes]]], Iterator[tuple[bytes, bytes]]]
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,7 +61,7 @@ class ColumnarState:
         state_id: Number of the entries' variable.
         index_id: Number of the index of ends; None if state does not end by itself.
         read_many: Reads table entries, given the share of the table between the first and the last.
-        scan: Yields the table's entries from one key to another, exclusive.
+        scan: Yields the table's entries in ranges of keys, each from one key to another, exclusive.
     """
 
     def __init__(
@@ -80,7 +80,6 @@ class ColumnarState:
         self._read_many = read_many
         self._scan = scan
         groups = range(key_groups.first, key_groups.last + 1)
-        self._heads = {group: table_key(group, state_id, b"") for group in groups}
         self._index_heads = {group: table_key(group, index_id, b"") for group in groups} if index_id is not None else {}
 
     def entries(self, key_groups: Ints, *keys: pa.Array) -> pa.Array:
@@ -136,34 +135,37 @@ class ColumnarState:
         Raises:
             CorruptDataError: The index names a missing entry.
         """
-        for entries, index in self._ended(watermark_ms):
-            entries.sort()
-            values, _ = _without_ends(self._read_many(pa.array(entries, pa.binary()), 1.0))
+        # One range after the other: what was overlaid meanwhile may have become part of another table.
+        for found in _in_parts(chain.from_iterable(self._scan([one]) for one in self._ended(watermark_ms, None))):
+            index = pa.array(found, pa.binary())
+            entries = self._entries_of(index)
+            entries = entries.take(pc.sort_indices(entries))
+            values, _ = _without_ends(self._read_many(entries, 1.0))
             columns, present = self._codec.decode(values)
             if not present.all():
                 raise CorruptDataError("the index of a columnar operator's state names missing entries")
-            yield [entry[_HEAD_BYTES:] for entry in entries], columns, _removed(entries, index)
+            yield [entry[_HEAD_BYTES:] for entry in entries.to_pylist()], columns, _removed(entries, index)
 
-    def removal(self, watermark_ms: int) -> Iterator[ChangeColumns]:
-        """Yield the changes that remove the state that ends at this watermark, without reading it."""
-        for entries, index in self._ended(watermark_ms):
-            yield _removed(entries, index)
+    def removal(self, watermark_ms: int, removed_ms: int | None) -> Iterator[ChangeColumns]:
+        """
+        Yield the changes that remove the state that ends at this watermark, without reading it.
 
-    def _ended(self, watermark_ms: int) -> Iterator[tuple[list[bytes], list[bytes]]]:
-        """Yield the keys of entries that end at this watermark, and those of their index entries, in parts."""
-        entries: list[bytes] = []
-        found: list[bytes] = []
-        size_bytes = 0
-        for group, head in self._index_heads.items():
-            for index_key, _ in self._scan(head, head + _end(watermark_ms + 1)):
-                entries.append(self._heads[group] + index_key[len(head) + _END.size :])
-                found.append(index_key)
-                size_bytes += len(index_key)
-                if len(entries) >= _ENDED_MAX or size_bytes >= _ENDED_BYTES_MAX:
-                    yield entries, found
-                    entries, found, size_bytes = [], [], 0
-        if entries:
-            yield entries, found
+        What ends up to `removed_ms` is gone: RocksDB would search for it among the marks of what was deleted.
+        """
+        for found in _in_parts(self._scan(self._ended(watermark_ms, removed_ms))):
+            index = pa.array(found, pa.binary())
+            yield _removed(self._entries_of(index), index)
+
+    def _ended(self, watermark_ms: int, removed_ms: int | None) -> list[tuple[bytes, bytes]]:
+        """Return the ranges of the index in which is what ends at this watermark and after `removed_ms`."""
+        low, high = b"" if removed_ms is None else _end(removed_ms + 1), _end(watermark_ms + 1)
+        return [(head + low, head + high) for head in self._index_heads.values()]
+
+    def _entries_of(self, index: pa.Array) -> pa.Array:
+        """Return the keys of the entries that these keys of the index stand for."""
+        heads, keys = split_heads(index, _HEAD_BYTES + _END.size)
+        heads[:, 2:_HEAD_BYTES] = np.frombuffer(table_key(0, self._state_id, b""), np.uint8)[2:]
+        return joined(of_equal_width(heads[:, :_HEAD_BYTES]), keys)
 
     def next_end_ms(self, watermark_ms: int | None) -> int | None:
         """Return when, in ms, the first stored state after a watermark (None: of all) ends; None if none does."""
@@ -171,7 +173,7 @@ class ColumnarState:
         for group, head in self._index_heads.items():
             low = head if watermark_ms is None else head + _end(watermark_ms + 1)
             high = table_key(group, int(self._index_id or 0) + 1, b"")
-            first = islice(self._scan(low, high), 1)
+            first = islice(self._scan([(low, high)]), 1)
             ends += [index_key[len(head) : len(head) + _END.size] for index_key, _ in first]
         return _END.unpack(min(ends))[0] - _SIGN if ends else None
 
@@ -182,8 +184,22 @@ class ColumnarState:
         return joined(of_equal_width(np.hstack([heads, _end_bytes(ends_ms)])), keys)
 
 
-def _removed(entries: list[bytes], index: list[bytes]) -> ChangeColumns:
-    gone = pa.array([*entries, *index], pa.binary())
+def _in_parts(found: Iterator[tuple[bytes, bytes]]) -> Iterator[list[bytes]]:
+    """Yield the keys of entries in parts of bounded size."""
+    part: list[bytes] = []
+    size_bytes = 0
+    for key, _ in found:
+        part.append(key)
+        size_bytes += len(key)
+        if len(part) >= _ENDED_MAX or size_bytes >= _ENDED_BYTES_MAX:
+            yield part
+            part, size_bytes = [], 0
+    if part:
+        yield part
+
+
+def _removed(entries: pa.Array, index: pa.Array) -> ChangeColumns:
+    gone = pa.concat_arrays([entries, index])
     return _sorted(gone, pa.nulls(len(gone), pa.binary()))
 
 

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import numpy as np
 import pyarrow as pa
@@ -24,6 +25,23 @@ Condense = Callable[[pa.RecordBatch, Groups], pa.RecordBatch | None]
 """Returns one row per group that stands for the group's rows; None if there is none."""
 
 
+class Panes(NamedTuple):
+    """
+    Condensed rows, those of a key adjacent; a pane of a key may have several.
+
+    Args:
+        rows: The rows.
+        key_of_row: Index of each one's key.
+        times: Start of each one's pane; None without windows.
+        counts: The number of rows that each one stands for.
+    """
+
+    rows: pa.RecordBatch
+    key_of_row: Ints
+    times: pa.Array | None
+    counts: Ints
+
+
 @dataclass(frozen=True, slots=True)
 class WindowRows:
     """
@@ -36,6 +54,7 @@ class WindowRows:
         begins_us: Start of each one's window.
         late_rows: Number of rows that are dropped as late.
         is_condensed: Whether the rows are condensed.
+        panes: Number of keys and panes, or of keys and windows if rows are not condensed.
     """
 
     rows: pa.RecordBatch
@@ -44,13 +63,22 @@ class WindowRows:
     begins_us: Ints
     late_rows: int
     is_condensed: bool
+    panes: int
 
 
-def window_rows(chunk: Chunk, windows: Windows, watermark_ms: int | None, condense: Condense) -> WindowRows:
-    """Assign a chunk's rows to windows; those of windows that are over are left out."""
-    panes = _panes(chunk, windows, condense) if windows.has_panes else None
+def window_rows(
+    chunk: Chunk, windows: Windows, watermark_ms: int | None, condense: Condense, panes: Panes | None = None
+) -> WindowRows:
+    """
+    Assign a chunk's rows to windows; those of windows that are over are left out.
+
+    With `panes`, these are the chunk's rows, condensed before.
+    """
+    if panes is None and windows.has_panes:
+        panes = _panes(chunk, windows, condense)
     if panes is not None:
         rows, key_of_row, times, counts = panes
+        assert times is not None
     else:
         rows, times, counts = chunk.rows, chunk.rows.column(windows.column), None
         key_of_row = Groups(chunk.starts, rows.num_rows).of_rows
@@ -62,10 +90,11 @@ def window_rows(chunk: Chunk, windows: Windows, watermark_ms: int | None, conden
     is_first[1:] = (np.diff(of_key) != 0) | (np.diff(begins) != 0)
     starts = np.flatnonzero(is_first)
     taken = rows.take(pa.array(assigned.rows[order]))
-    return WindowRows(taken, starts, of_key[starts], begins[starts], assigned.late_rows, panes is not None)
+    groups = len(starts) if panes is None else panes.rows.num_rows
+    return WindowRows(taken, starts, of_key[starts], begins[starts], assigned.late_rows, panes is not None, groups)
 
 
-def _panes(chunk: Chunk, windows: Windows, condense: Condense) -> tuple[pa.RecordBatch, Ints, pa.Array, Ints] | None:
+def _panes(chunk: Chunk, windows: Windows, condense: Condense) -> Panes | None:
     """Return a row per key and pane, its key, its pane's start, and the number of rows that it stands for."""
     times = chunk.rows.column(windows.column)
     valid = np.flatnonzero(times.is_valid().to_numpy(zero_copy_only=False))
@@ -82,4 +111,4 @@ def _panes(chunk: Chunk, windows: Windows, condense: Condense) -> tuple[pa.Recor
     if rows is None:
         return None
     starts = pa.array(pane[groups.starts]).view(pa.timestamp("us", times.type.tz))
-    return rows, of_key[groups.starts], pc.cast(starts, times.type, safe=False), groups.sizes
+    return Panes(rows, of_key[groups.starts], pc.cast(starts, times.type, safe=False), groups.sizes)

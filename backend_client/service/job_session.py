@@ -209,7 +209,7 @@ class JobSession:
             FencedError: Another driver took the job over.
         """
         answer = self._client.post(f"{self._path}/checkpoints/{checkpoint_id}/begin", {"epoch": self.epoch})
-        return BeginResponse(str(answer["service_id"]), answer.get("parallelism", {}))
+        return BeginResponse(str(answer["service_id"]), answer.get("parallelism", {}), answer.get("requests", {}))
 
     def open_links(self, host: str, bind_address: str, port: int) -> LinkAddress:
         """

@@ -46,6 +46,8 @@ _KEY_GROUP = struct.Struct(">H")
 _BROKEN_STREAMS_MAX = 2
 _BYTES_PER_S = 200 << 20
 """No restore is faster."""
+_FULL_BYTES_PER_S = 100 << 20
+"""No restore of a whole table is faster that shares its host with batches."""
 
 Frames: TypeAlias = Iterator[tuple[RestoreFrame, bytes]]
 Changes: TypeAlias = Iterable[ChangeColumns]
@@ -213,7 +215,7 @@ def _in_time(frames: Frames, until: Deadline) -> Frames:
     for frame, payload in frames:
         if isinstance(frame, PlanFrame):
             is_full = frame.is_full
-            if max(0.0, until.left_s) < frame.size_bytes / _BYTES_PER_S:
+            if max(0.0, until.left_s) < frame.size_bytes / (_FULL_BYTES_PER_S if is_full else _BYTES_PER_S):
                 raise SlowRestoreError(f"{frame.size_bytes} bytes take longer than the task waits")
         elif is_full and until.left_s < 0 and not isinstance(frame, EndFrame):
             raise SlowRestoreError("the restore takes longer than the task waits")

@@ -54,6 +54,8 @@ class Receipt:
     refs: list[ChangeSetRef]
     materialized: dict[str, Any] | None = None
     late_rows: int = 0
+    groups: int = 0
+    """Number of rows that are left of these if Spark combines them; see `combining`."""
     state_reads: int = 0
     table_bytes: int = 0
     next_due_ms: int | None = None

@@ -25,11 +25,13 @@ _WIDTH_MAX = 16 + 1  # a decimal, and whether it is null
 def set_for(spark: SparkSession, operator: Operator) -> Iterator[None]:
     """Change a session's settings for an operator's job; restore them afterwards."""
     settings = dict(_SETTINGS)
-    # Steps and an initial state bring other rows into the same job.
-    if not operator.steps and operator.initial is None and _never_too_large(spark, operator.input_schema):
+    found = {name: setting(spark, name, "") for name in (*_SETTINGS, _BYTES_MAX)}
+    # Steps and an initial state bring other rows into the same job; a limit that the user set stays.
+    has_default = not operator.steps and operator.initial is None and found[_BYTES_MAX] == f"{_BYTES_MAX_DEFAULT}b"
+    if has_default and _never_too_large(spark, operator.input_schema):
         settings[_BYTES_MAX] = _UNLIMITED
     # These settings only save time, so those that this version of Spark does not know are left out.
-    before = {name: old for name in settings if (old := setting(spark, name, ""))}
+    before = {name: old for name in settings if (old := found[name]) and old != settings[name]}
     for name in before:
         spark.conf.set(name, settings[name])
     try:
@@ -43,11 +45,8 @@ def _never_too_large(spark: SparkSession, rows: StructType) -> bool:
     """
     Return whether Arrow batches of an operator's input stay below Spark's default limit, whatever their values.
 
-    Spark recomputes a batch's size after every row, which takes as long as writing the rows. A limit that the user set
-    stays.
+    Spark recomputes a batch's size after every row, which takes as long as writing the rows.
     """
-    if setting(spark, _BYTES_MAX, "") != f"{_BYTES_MAX_DEFAULT}b":
-        return False
     values = 2 * len(rows) + 2  # with the key, which has at most all columns, and its order number
     is_fixed = all(isinstance(field.dataType, _FIXED_WIDTH) for field in rows)
     return is_fixed and 0 < int(setting(spark, _ROWS_MAX, "0")) * values * _WIDTH_MAX <= _BYTES_MAX_DEFAULT

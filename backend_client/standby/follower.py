@@ -130,7 +130,8 @@ class Follower:
 
     def round(self, order: Order) -> None:
         """Bring all copies of an order forward, and make at most one that is missing."""
-        self._copies = {name: copy for name, copy in self._copies.items() if name in order.tables}
+        of_order = ((name, copy) for name, copy in self._copies.items() if name in order.tables)
+        self._copies = {name: copy for name, copy in of_order if copy.is_of(order.base)}
         self._give_up_too_many(order)
         self._stepping_s, is_silent = 0.0, False
         for name in in_turn(self._wanted(order), self._copies):
@@ -171,12 +172,12 @@ class Follower:
         try:
             version = _version(table)
             if version is not None and not is_behind(version, order.base):
-                self._copies[name] = Copy(version.id, table.size_bytes())
+                self._copies[name] = Copy(version.id, table.size_bytes(), version.branch)
                 return
             self._client.before_part = lambda: _give_way(is_wanted)
             self._client.before_copy = lambda size_bytes: self._check_room(order, size_bytes)
             advance_to_base(table, self._client, order.settings.job, name.operator, name.key_groups, order.base)
-            self._copies[name] = Copy(order.base.id, table.size_bytes())
+            self._copies[name] = Copy(order.base.id, table.size_bytes(), order.base.branch)
         except WantedError:
             self._copies.pop(name, None)
         except Exception as error:

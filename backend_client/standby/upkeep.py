@@ -34,10 +34,16 @@ class Copy:
     Args:
         checkpoint_id: The checkpoint at which it stands.
         size_bytes: Its size.
+        branch: The branch of that checkpoint.
     """
 
     checkpoint_id: int
     size_bytes: int
+    branch: int = 0
+
+    def is_of(self, base: CheckpointRef) -> bool:
+        """Return whether it may lead to `base`, or be past it; else a rewind has given its checkpoint up."""
+        return self.branch >= base.branch or self.checkpoint_id < base.id
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,13 +92,14 @@ def is_behind(version: CheckpointRef | None, base: CheckpointRef) -> bool:
     """
     Say whether a table may be brought to a checkpoint.
 
-    A table that a task has used may be past the checkpoint: to go back, it would be restored from the storage.
+    A table that a task has used may be past the checkpoint, or on a later branch if the order is from before a rewind:
+    to go back, it would be restored from the storage.
 
     Args:
         version: Where the table stands; None if it is empty.
         base: The checkpoint.
     """
-    return version is None or version.id < base.id or version.branch < base.branch
+    return version is None or (version.branch, version.id) < (base.branch, base.id)
 
 
 def rest_s(worked_s: float) -> float:

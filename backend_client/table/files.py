@@ -19,7 +19,7 @@ import shutil
 from collections.abc import Iterator
 from pathlib import Path
 
-from rocksdict import AccessType, BlockBasedOptions, Cache, ChecksumType, DBCompressionType, Options, Rdict
+from rocksdict import AccessType, BlockBasedOptions, Cache, ChecksumType, DBCompressionType, Options, Rdict, RdictIter
 
 from backend_client.table.local_disk import LocalDiskError
 
@@ -41,12 +41,12 @@ class TableFiles:
 
     def open_to_read(self) -> Rdict:
         """Open existing files read-only; any error means that this is not possible."""
-        return Rdict(str(self._folder), self._options, access_type=AccessType.read_only())
+        return self._open(AccessType.read_only())
 
     def open_existing(self) -> Rdict:
         """Open existing files to write, or raise RocksDB's error; never creates or removes anything."""
         self._options.create_if_missing(False)
-        return Rdict(str(self._folder), self._options)
+        return self._open()
 
     def open_or_begin(self) -> Rdict:
         """
@@ -81,13 +81,17 @@ class TableFiles:
     def _open_or_make(self) -> Rdict:
         self._options.create_if_missing(True)
         try:
-            return Rdict(str(self._folder), self._options)
+            return self._open()
         except Exception as error:  # rocksdict raises nothing more specific
             if "lock hold by current process" in str(error):
                 raise HeldError(f"the table in {self._folder} is still open in this process") from error
             raise LocalDiskError(
                 f"no table can be opened in {self._folder}: {error}; check its disk for space"
             ) from error
+
+    def _open(self, access: AccessType | None = None) -> Rdict:
+        # Without options of its own, a column family of existing files gets those in the files, which lack the filter.
+        return Rdict(str(self._folder), self._options, {"default": self._options}, access or AccessType.read_write())
 
 
 def entries_from(table: Rdict, low: bytes) -> Iterator[tuple[bytes, bytes]]:
@@ -107,6 +111,28 @@ def entries_from(table: Rdict, low: bytes) -> Iterator[tuple[bytes, bytes]]:
     if entry is not None and end.valid():
         end.next()
     end.status()
+
+
+def entries_between(position: RdictIter, low: bytes, high: bytes) -> Iterator[tuple[bytes, bytes]]:
+    """
+    Yield the entries from `low` to `high`, exclusive, in key order.
+
+    Args:
+        position: An iterator of a table in raw mode, which is moved.
+        low: The first key.
+        high: The first key that is not meant. RocksDB's own bound cannot be used: rocksdict frees its bytes too early.
+
+    Raises:
+        Exception: As `entries_from`.
+    """
+    position.seek(low)
+    while position.valid():
+        key = position.key()
+        if key >= high:
+            return
+        yield key, position.value()
+        position.next()
+    position.status()
 
 
 def _options(block_cache_bytes: int) -> Options:

@@ -194,21 +194,24 @@ class TableJournal:
         return [*layers, Layer(parts)] if parts else layers
 
     def find_many(self, keys: pa.Array) -> tuple[pa.Array, npt.NDArray[np.bool_]]:
-        """Return the last changes of keys, null for others, and which keys were changed."""
+        """Return the last changes of keys, each given once, null for others, and which keys were changed."""
         rows = np.full(len(keys), -1, np.int64)
         left = np.arange(len(keys))
         values: list[pa.Array] = []
         before = 0
-        for part in reversed(self._parts):
-            at = pc.index_in(keys if len(left) == len(keys) else keys.take(pa.array(left)), value_set=part.keys)
-            at = pc.fill_null(at, -1).to_numpy(zero_copy_only=False)
-            is_found = at >= 0
-            rows[left[is_found]] = before + at[is_found]
-            values.append(part.values)
-            before += len(part.values)
-            left = left[~is_found]
-            if not len(left):
+        for parts in (self._parts[-1:], self._parts[:-1]):  # the newest part often has all of them
+            if not parts or not len(left):
                 break
+            changed, of_parts = map(pa.concat_arrays, zip(*parts, strict=True))
+            # The keys are fewer than the changes, and to put them into a hash table takes longer than to look them up.
+            at = pc.index_in(changed, value_set=keys.take(pa.array(left)))
+            is_meant = np.flatnonzero(at.is_valid().to_numpy(zero_copy_only=False))
+            rows[left[at.drop_null().to_numpy()]] = (
+                before + is_meant
+            )  # of several changes of a key, the last one counts
+            values.append(of_parts)
+            before += len(of_parts)
+            left = left[rows[left] < 0]
         found = rows >= 0
         return pa.concat_arrays([*values, _NONE]).take(pa.array(rows, mask=~found)), found
 
@@ -251,13 +254,19 @@ class _Values(Sequence[bytes]):
     """A binary column as a sequence of bytes; creates only the requested values."""
 
     def __init__(self, column: pa.Array) -> None:
-        self._column = column
+        _, offsets, data = column.buffers()
+        self._rows = len(column)
+        self._first = column.offset
+        # Arrow's own access to a value takes several times as long.
+        self._offsets = memoryview(b"" if offsets is None else offsets).cast("B").cast("i")
+        self._data = memoryview(b"" if data is None else data)
 
     def __len__(self) -> int:
-        return len(self._column)
+        return self._rows
 
     def __getitem__(self, row: Any) -> Any:
-        return self._column[row].as_py()
+        begin = self._first + row
+        return self._data[self._offsets[begin] : self._offsets[begin + 1]].tobytes()
 
 
 def _slice(part: ChangeColumns, low: bytes, high: bytes | None) -> ChangeColumns:

@@ -305,15 +305,15 @@ class StateTable:
         Return the values of many keys, null where there is none.
 
         Args:
-            keys: Binary, in any order.
+            keys: Binary, each once, in any order.
             covered: Approximate share of the table between the first and the last key. If most of it is requested, one
                 scan is faster than single look-ups.
         """
         return layered_reads.read_many(self._table, self._journal, keys, covered)
 
-    def between(self, low: bytes, high: bytes) -> Iterator[tuple[bytes, bytes]]:
-        """Yield the keys from `low` to `high`, exclusive, with their values, in key order."""
-        return layered_reads.between(self._table, self._journal, low, high)
+    def between(self, ranges: Iterable[tuple[bytes, bytes]]) -> Iterator[tuple[bytes, bytes]]:
+        """Yield the entries of ranges of keys, each from one key to another, exclusive, in key order."""
+        return layered_reads.between(self._table, self._journal, ranges)
 
     def close(self) -> None:
         """Close the table and free its slot. Idempotent."""

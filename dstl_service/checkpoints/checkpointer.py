@@ -29,6 +29,7 @@ from dstl_service.materialization.materializer import Materializer
 from dstl_service.metrics.checkpoints import CheckpointMetrics
 from dstl_service.process.job_threads import RunInThread
 from dstl_service.registry.job_store import JobStore
+from dstl_service.registry.parallelism_requests import WantedParallelism
 from dstl_service.wire import CheckpointRef, CompleteRequest, CompleteResponse
 from storage.clock import Clock
 from storage.errors import (
@@ -77,7 +78,7 @@ class Checkpointer:
         self._in_thread = in_thread
         self._pending: WeakKeyDictionary[ActiveJob, PlannedCheckpoint] = WeakKeyDictionary()
 
-    async def begin(self, name: str, checkpoint_id: int, epoch: int) -> dict[str, int]:
+    async def begin(self, name: str, checkpoint_id: int, epoch: int) -> dict[str, WantedParallelism]:
         """Begin a checkpoint: sets of earlier tries at it are forgotten. Return the requested parallelism."""
         job = await self._owned(name, epoch)
         self._jobs.begin_look(job, checkpoint_id)

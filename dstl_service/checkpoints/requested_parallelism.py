@@ -15,6 +15,7 @@ from weakref import WeakKeyDictionary
 
 from dstl_service.intake.active_job import ActiveJob
 from dstl_service.process.job_threads import RunInThread
+from dstl_service.registry.parallelism_requests import WantedParallelism
 from storage.clock import Clock
 from storage.errors import DstlError
 
@@ -30,7 +31,7 @@ class _Known:
 
     epoch: int
     look_ms: int
-    wanted: dict[str, int] = field(default_factory=dict)
+    wanted: dict[str, WantedParallelism] = field(default_factory=dict)
     look: asyncio.Task[None] | None = None
 
 
@@ -48,7 +49,7 @@ class RequestedParallelism:
         self._clock = clock
         self._known: WeakKeyDictionary[ActiveJob, _Known] = WeakKeyDictionary()
 
-    def of(self, job: ActiveJob, epoch: int) -> dict[str, int]:
+    def of(self, job: ActiveJob, epoch: int) -> dict[str, WantedParallelism]:
         """Return what is known to be requested, by operator; look for more in the background. Never blocks."""
         known = self._known.get(job)
         if known is None or known.epoch != epoch:
@@ -57,7 +58,7 @@ class RequestedParallelism:
             known.look = asyncio.get_running_loop().create_task(self._look(job, known))
         return known.wanted
 
-    async def request(self, job: ActiveJob, operator: str, parallelism: int) -> dict[str, int]:
+    async def request(self, job: ActiveJob, operator: str, parallelism: int) -> dict[str, WantedParallelism]:
         """
         Request a parallelism; return all requests in the job's newest epoch.
 

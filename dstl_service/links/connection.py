@@ -194,9 +194,11 @@ class LinkConnection:
         await self._writer.drain()
 
     async def _send_heartbeats(self) -> None:
-        while self._silent <= SILENT_HEARTBEATS_MAX:
+        while True:
             if not self._is_waiting:  # else this side does not read
                 self._silent += 1
+            if self._silent > SILENT_HEARTBEATS_MAX:
+                break
             if not self._writer.transport.get_write_buffer_size():  # else its bytes are the heartbeat
                 self._writer.write(encode_frame({}))
             await asyncio.sleep(HEARTBEAT_S)

@@ -19,7 +19,7 @@ from dstl_service.registry.known_indexes import KnownIndexes
 from dstl_service.registry.lives import Lives, life_folder, life_of, record_key
 from dstl_service.registry.manifest_log import place_of_manifest
 from dstl_service.registry.manifest_reader import is_checkpoint
-from dstl_service.registry.parallelism_requests import ParallelismRequests
+from dstl_service.registry.parallelism_requests import ParallelismRequests, WantedParallelism
 from dstl_service.registry.unfinished_objects import UnfinishedObjects
 from dstl_service.wire import CheckpointRef, ForkOrigin
 from storage.checksum import checksum64
@@ -205,7 +205,7 @@ class JobStore(ForkedJob):
             )
         return self.keep(name, manifest)
 
-    def request_parallelism(self, operator: str, parallelism: int) -> tuple[int, dict[str, int]]:
+    def request_parallelism(self, operator: str, parallelism: int) -> tuple[int, dict[str, WantedParallelism]]:
         """
         Request a parallelism for an operator of the running query; return the epoch and all its requests.
 
@@ -224,7 +224,8 @@ class JobStore(ForkedJob):
                 job=self._job,
             )
         check_parallelism(parallelism, self.max_parallelism)
-        wanted = {**self.parallelism_requests.of(epoch), operator: parallelism}
+        request = WantedParallelism(parallelism, self._ids.unique_id())
+        wanted = {**self.parallelism_requests.of(epoch), operator: request}
         self.parallelism_requests.put(epoch, wanted)
         return epoch, wanted
 

@@ -66,11 +66,13 @@ class BeginResponse:
     """
     The process that coordinates the checkpoint; sets that other processes received must reach it or be durable.
 
-    `parallelism` is the requested number of partitions by operator of the running query.
+    `parallelism` is the requested number of partitions by operator of the running query, and `requests` tells requests
+    of the same number apart.
     """
 
     service_id: str
     parallelism: dict[str, int] = field(default_factory=dict)
+    requests: dict[str, str] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)

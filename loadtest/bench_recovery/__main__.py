@@ -36,8 +36,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     options = _options(arguments)
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # so that all processes are ended
     size = SHORT if options.short else FULL
-    given = {name: getattr(options, name) for name in ("keys", "losses") if getattr(options, name) is not None}
-    size = replace(size, **given)
+    given = {name: getattr(options, name) for name in ("keys", "losses", "trigger_s")}
+    size = replace(size, **{name: value for name, value in given.items() if value is not None})
     columns = [column for column in COLUMNS if column.name in options.columns]
     ways = [*options.ways]
     if HOST in ways and (reason := why_no_network()) is not None:
@@ -75,6 +75,7 @@ def _options(arguments: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument("--columns", type=_some_of(names), default=names, help=f"some of {','.join(names)}")
     parser.add_argument("--ways", type=_some_of(WAYS), default=[*WAYS], help=f"some of {','.join(WAYS)}")
     parser.add_argument("--keys", type=int, help="keys of the state")
+    parser.add_argument("--trigger", type=float, dest="trigger_s", help="seconds between two batches' starts")
     parser.add_argument("--losses", type=int, help="losses of each column and way")
     parser.add_argument("--folder", type=Path, help="an empty folder for all files, which stay there")
     parser.add_argument("--seed", type=int, default=random.randrange(1 << 32), help="of the moments of the losses")

@@ -18,6 +18,7 @@ from loadtest.bench_recovery.query import CORES
 from tools.servers.network import Network, NetworkedHost, why_no_network
 from tools.servers.s3_server import S3Server
 from tools.servers.service_metrics import read_metric
+from tools.servers.spark_classes import class_archive, options_of_short_jvms
 from tools.servers.spark_cluster import Loopback, Machine, SparkCluster
 
 BUCKET = "recovery"
@@ -152,6 +153,8 @@ def running_hosts(folder: Path, access_log: Path | None = None) -> Iterator[Host
             network = stack.enter_context(Network(HOSTS + 1))
             network.hosts[0].enter()
             machines = [*network.hosts]
+        # All hosts share few cores, and an executor that takes a lost one's place has none of its own to start on.
+        os.environ.setdefault("JAVA_TOOL_OPTIONS", options_of_short_jvms(class_archive()))
         (folder / "s3").mkdir()
         s3 = stack.enter_context(S3Server(folder / "s3", machines[0].address, access_log))
         s3.create_bucket(BUCKET)

@@ -33,7 +33,7 @@ class Size:
     losses: int
 
 
-FULL = Size(keys=2_000_000, rows=640, partitions=16, trigger_s=3.0, losses=2)
+FULL = Size(keys=2_000_000, rows=640, partitions=16, trigger_s=4.0, losses=2)
 SHORT = Size(keys=4_000, rows=160, partitions=8, trigger_s=1.5, losses=1)
 
 

@@ -72,7 +72,7 @@ def _run(folder: Path, server: S3Server, batches: int) -> Watcher:
     local = folder / "local"
     backend = ChangelogStateBackend(f"s3://{BUCKET}", job="soak", local_dir=str(local), parallelism=_PARTITIONS)
     client = server.client()
-    watcher = Watcher(backend, client, BUCKET, folder, max(1, batches // _SAMPLES))
+    watcher = Watcher(spark, backend, client, BUCKET, folder, max(1, batches // _SAMPLES))
     backend.on_progress(watcher.observe)
 
     def save(batch: DataFrame, batch_id: int) -> None:

@@ -25,6 +25,7 @@ class Sample:
         batch: The batch's number.
         latency_ms: Median time of the batches since the sample before.
         memory_bytes: Resident memory by kind of process.
+        heap_bytes: What the JVM's heap holds after a collection.
         objects: Number of objects in the bucket.
         object_bytes: Their size.
         disk_bytes: Size of all files on the local disk: tables, Spark's own files and checkpoints, and logs.
@@ -33,6 +34,7 @@ class Sample:
     batch: int
     latency_ms: float
     memory_bytes: Mapping[str, int]
+    heap_bytes: int
     objects: int
     object_bytes: int
     disk_bytes: int
@@ -48,6 +50,7 @@ def measured(samples: Sequence[Sample]) -> dict[str, tuple[str, list[float]]]:
     return {
         "batch": ("ms", [sample.latency_ms for sample in samples]),
         **memory,
+        "heap of the JVM": ("MB", [sample.heap_bytes / _MB for sample in samples]),
         "objects in the bucket": ("objects", [float(sample.objects) for sample in samples]),
         "bytes in the bucket": ("MB", [sample.object_bytes / _MB for sample in samples]),
         "local disk": ("MB", [sample.disk_bytes / _MB for sample in samples]),

@@ -7,9 +7,10 @@ import statistics
 from collections.abc import Iterator
 from contextlib import suppress
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import psutil
+from pyspark.sql import SparkSession
 
 from backend_client import BatchProgress, ChangelogStateBackend
 from loadtest.soak.samples import Sample
@@ -23,6 +24,7 @@ class Watcher:
     Takes a sample every few batches.
 
     Args:
+        spark: The query's session.
         backend: The query's backend.
         client: For the S3 server.
         bucket: The storage's bucket.
@@ -30,8 +32,17 @@ class Watcher:
         every: Number of batches per sample, >= 1.
     """
 
-    def __init__(self, backend: ChangelogStateBackend, client: S3Client, bucket: str, folder: Path, every: int) -> None:
+    def __init__(
+        self,
+        spark: SparkSession,
+        backend: ChangelogStateBackend,
+        client: S3Client,
+        bucket: str,
+        folder: Path,
+        every: int,
+    ) -> None:
         self.samples: list[Sample] = []
+        self._jvm: Any = spark._jvm.java.lang  # type: ignore[union-attr]  # noqa: SLF001 - nothing else asks a JVM
         self._backend = backend
         self._client = client
         self._bucket = bucket
@@ -52,10 +63,17 @@ class Watcher:
             batch,
             statistics.median(self._latencies_ms),
             memory(int(Path(self._backend.auto_started_sidecar.pid_path).read_text(encoding="utf-8"))),
+            self._heap_bytes(),
             len(sizes),
             sum(sizes),
             disk_bytes(self._folder),
         )
+
+    def _heap_bytes(self) -> int:
+        """Collect garbage, and return what the JVM's heap holds: its resident memory only says how large it was."""
+        self._jvm.System.gc()
+        runtime = self._jvm.Runtime.getRuntime()
+        return int(runtime.totalMemory() - runtime.freeMemory())
 
     def _object_sizes(self) -> Iterator[int]:
         for page in self._client.get_paginator("list_objects_v2").paginate(Bucket=self._bucket):

@@ -8,7 +8,7 @@ waits until ``<job>/met`` exists, so its event meets it however fast the machine
 A job with ``<job>/options.json`` has these options of the backend. Its last file comes when all others have run, in a
 run that is exact and so runs all rows that wait; ``<job>/waiting`` says how many did after the newest batch, and with
 ``waiting`` in ``<job>/hold`` it holds when some do. A number in ``<job>/rescale`` is the parallelism that it is to have
-from now on. ``groups.json`` has the key group of each key.
+from now on. Each of its starts calls the operator by another name. ``groups.json`` has the key group of each key.
 
 The fork of a job, with the folder ``<job>-fork``, runs after it, over the same input.
 """
@@ -25,6 +25,9 @@ from typing import Any
 from pyspark.sql import DataFrame, SparkSession
 
 from backend_client import BatchProgress, ChangelogStateBackend
+from dstl_service.registry.job_store import JobStore
+from storage.clock import SystemClock, SystemIds
+from storage.open import open_store
 from tests.e2e.support import INPUT, OUTPUT, Totals, read_input, run_to_end
 from tools.spark_session import EXECUTORS_DIE, TWO_EXECUTORS, start_session
 
@@ -61,15 +64,16 @@ def run(spark: SparkSession, options: argparse.Namespace, job: str) -> None:
     if chosen.exists():
         write_groups(spark, options.folder)
         given |= json.loads(chosen.read_text(encoding="utf-8"))
-    backend = ChangelogStateBackend(options.storage, job=job, patience_s=8, **given)
-    backend.on_progress(lambda progress: note_waiting(folder, progress))
-    totals = backend.transform_with_state(
-        read_input(spark, options.folder / job.removesuffix(FORK) / "in").groupBy("k"),
-        Totals(pause_s=0.01),
-        OUTPUT,
-        "Update",
-        "None",
-    )
+
+    def started() -> tuple[ChangelogStateBackend, Any]:
+        before = operator_name(options.storage, job) if chosen.exists() else None
+        name = OPERATOR if before is None else f"renamed-{int(before.partition('-')[2] or 0) + 1}"
+        renamed = {} if before is None else {before: name}
+        backend = ChangelogStateBackend(options.storage, job=job, patience_s=8, renamed=renamed, **given)
+        backend.on_progress(lambda progress: note_waiting(folder, progress))
+        stream = read_input(spark, options.folder / job.removesuffix(FORK) / "in").groupBy("k")
+        totals = backend.transform_with_state(stream, Totals(pause_s=0.01), OUTPUT, "Update", "None", name=name)
+        return backend, totals.writeStream
 
     hold = (folder / "hold").read_text(encoding="utf-8")
 
@@ -79,17 +83,25 @@ def run(spark: SparkSession, options: argparse.Namespace, job: str) -> None:
     def save(batch: DataFrame, batch_id: int) -> None:
         while holds(batch_id) and not (folder / "met").exists():
             time.sleep(0.05)
-        rescale_if_asked(backend, folder)
+        rescale_if_asked(running, folder)
         rows = sorted((list(row) for row in batch.collect()), key=repr)
         temporary = folder / f"out-{batch_id}.tmp"
         temporary.write_text(json.dumps(rows), encoding="utf-8")
         os.replace(temporary, folder / f"out-{batch_id}.json")
 
     (folder / "started").touch()
+    running, writer = started()
     if chosen.exists():
-        run_but_last(totals.writeStream, folder, save)
-    run_to_end(totals.writeStream, folder / "chk", save)
+        run_but_last(writer, folder, save)
+        running, writer = started()
+    run_to_end(writer, folder / "chk", save)
     (folder / "done").touch()
+
+
+def operator_name(storage: str, job: str) -> str | None:
+    """Return what the newest checkpoint of a job calls its operator; None for a new job."""
+    newest = JobStore(open_store(storage), job, SystemClock(), SystemIds()).newest()
+    return None if newest is None else next(info.label for info in newest.operators if info.has_table)
 
 
 def run_but_last(writer: Any, folder: Path, save: Any) -> None:
@@ -125,7 +137,8 @@ def write_groups(spark: SparkSession, folder: Path) -> None:
 def rescale_if_asked(backend: ChangelogStateBackend, folder: Path) -> None:
     asked = folder / "rescale"
     if asked.exists():
-        backend.rescale(OPERATOR, int(asked.read_text(encoding="utf-8")))
+        (operator,) = backend.parallelism()
+        backend.rescale(operator, int(asked.read_text(encoding="utf-8")))
         asked.unlink()
 
 

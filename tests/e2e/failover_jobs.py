@@ -124,6 +124,21 @@ def totals(backend: ChangelogStateBackend, stream: DataFrame) -> Any:
     )
 
 
+def chain(*names: str) -> Build:
+    """Return a function that returns sums, and behind them sums of those, each by another key, with these names."""
+
+    def build(backend: ChangelogStateBackend, stream: DataFrame) -> Any:
+        rows, result = stream.select("k", "v"), None
+        for name in names:
+            result = backend.transform_with_state_in_pandas(
+                rows.groupBy("k"), PandasTotals(), "k string, s double", "Update", "None", name=name
+            )
+            rows = result.selectExpr("concat(k, '+') as k", "s as v")
+        return result
+
+    return build
+
+
 class Run:
     """A query that reads one file per batch, and whose second partition stalls on demand."""
 
@@ -134,6 +149,7 @@ class Run:
         self.collected = Collected()
         self.progress: list[BatchProgress] = []
         self.written = 0
+        self.checkpoint = "chk"
         self.query: StreamingQuery | None = None
         self.start(backend)
 
@@ -143,7 +159,9 @@ class Run:
             self.query.stop()
         write_rows(self.folder / "in", [])
         stream = self.spark.readStream.schema(SCHEMA).option("maxFilesPerTrigger", 1).json(str(self.folder / "in"))
-        writer = self.build(backend, stream).writeStream.option("checkpointLocation", str(self.folder / "chk"))
+        writer = self.build(backend, stream).writeStream.option(
+            "checkpointLocation", str(self.folder / self.checkpoint)
+        )
         self.backend = backend
         backend.on_progress(self.progress.append)
         self.query = writer.foreachBatch(self.collected).start()

@@ -77,6 +77,7 @@ def test_samples_of_a_long_run_are_taken(tmp_path: Path) -> None:
     assert set(medians) == {
         "batch",
         *(f"memory (RSS) of {kind}" for kind in ("the driver", "the JVM", "the workers", "the sidecar")),
+        "heap of the JVM",
         "objects in the bucket",
         "bytes in the bucket",
         "local disk",

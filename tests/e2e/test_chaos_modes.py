@@ -3,10 +3,11 @@ Modes of failover, standbys and rescales while processes die, hang or get a wron
 
 Steps: as in `test_chaos`, but on a cluster of three hosts, each with a local folder of its own. Each job's mode, its
 patience, whether its tables have copies, its parallelism and the event that meets it are drawn from the seed; among the
-events are a change of parallelism, a fork, and a driver that is killed while rows wait in the log. At the end all
-output and the stored state are compared with those of an undisturbed computation: with ``exact`` and ``deferred`` they
-are equal, with ``bounded-loss`` they are those without exactly the rows that the job lists as lost. A fork, which runs
-over the rest of the input when its parent has ended, has the state of an undisturbed job from its checkpoint on.
+events are a change of parallelism, a fork, and a driver that is killed while rows wait in the log. Each start of a
+job, or of a fork, has another name for the operator. At the end all output and the stored state are compared with those
+of an undisturbed computation: with ``exact`` and ``deferred`` they are equal, with ``bounded-loss`` they are those
+without exactly the rows that the job lists as lost. A fork, which runs over the rest of the input when its parent has
+ended, has the state of an undisturbed job from its checkpoint on.
 
 DSTL_CHAOS_SEED repeats a run, DSTL_CHAOS_RUNS sets the number of jobs; ``make chaos`` is the long form.
 """

@@ -20,8 +20,10 @@ from pyspark.sql import SparkSession
 
 from backend_client import ChangelogStateBackend
 from dstl_service.cli import main as dstl
-from tests.e2e.failover_jobs import Build, Run, random_rows, sessions, stalls, totals, windows
+from storage.errors import InvalidInputError
+from tests.e2e.failover_jobs import Build, Run, chain, random_rows, sessions, stalls, totals, windows
 from tests.e2e.gated_service import GatedService
+from tests.e2e.support import stored_state
 from tests.waiting import wait_until
 
 pytestmark = [pytest.mark.e2e, pytest.mark.timeout(300)]
@@ -141,6 +143,53 @@ def test_rewind_brings_waiting_rows_back(
     # Spark's file source reads files that it had read before the rewind in one batch, so the output is another.
     assert run.end()[1] == undisturbed(run)[1]
     assert dstl(["fsck", "--storage", storage, "job"]) == 0
+
+
+def test_changed_operators_run_what_waits(
+    spark: SparkSession, tmp_path: Path, backend: Make, gate: GatedService
+) -> None:
+    """
+    I14: rows wait for operators that get other names meanwhile, and in a fork made then; with one they are not removed.
+
+    The fork begins while they wait in the parent, and loses an operator when they have run.
+    """
+    run = Run(spark, tmp_path, backend(standby_replicas=1), chain("a", "b"), FILES)
+    undisturbed = Run(spark, tmp_path / "other", backend(job="other", failover="exact"), chain("a", "b"), FILES)
+    run.steady()
+    run.stall(gate)
+    assert [run.batch().rows_waiting > 0 for _ in range(2)] == [True] * 2
+    storage = run.backend.settings.storage
+    assert dstl(["savepoints", "--storage", storage, "--create", "waiting", "job"]) == 0
+
+    def restart(*names: str, **options: Any) -> None:
+        run.build = chain(*names)
+        run.start(backend(**options))
+
+    def check(job: str, *tables: str) -> None:
+        """Compare the state of tables with that of an undisturbed run of as many batches."""
+        while undisturbed.written < run.written:
+            undisturbed.batch()
+        for table in tables:
+            assert stored_state(storage, job, table) == stored_state(storage, "other", table)
+
+    with pytest.raises(InvalidInputError, match="rows of operator 'b' wait in the log"):
+        restart("first", renamed={"a": "first"}, removed=("b",))
+    gate.open()
+    renamed = {"a": "first", "b": "second"}
+    restart("first", "second", "third", renamed=renamed, parallelism=3)
+    assert run.batch().rows_waiting == 0
+    check("job", "a", "b")
+
+    parent = {"fork_of": "job", "fork_at": "waiting", "fork_location": str(tmp_path / run.checkpoint)}
+    run.checkpoint = "of-the-fork"
+    restart("a", "second", job="fork", renamed={"b": "second"}, **parent)
+    run.batch()
+    check("fork", "a", "b")
+    restart("second", job="fork", renamed={"b": "second"}, removed=("a",))
+    assert run.batch().rows_waiting == 0
+    assert run.query is not None
+    run.query.stop()
+    assert dstl(["fsck", "--storage", storage, "fork"]) == 0
 
 
 def test_exact_batch_waits_for_partitions_with_rows_only(

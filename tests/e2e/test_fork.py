@@ -128,8 +128,18 @@ def test_fork_begins_where_its_parent_stood(
 def test_output_of_a_fork_is_read_by_spark(
     spark: SparkSession, make_backend: Callable[..., ChangelogStateBackend], tmp_path: Path
 ) -> None:
-    """I14: Spark's file sink has all output of a fork; its log begins with 0, or Spark would refuse to read it."""
+    """
+    I14: Spark's file sink has all output of a fork; its log begins with 0, or Spark would refuse to read it.
+
+    A fork that is set back to where it began goes on in its own Spark checkpoint, and in no new one.
+    """
     queries = Queries(spark, make_backend, tmp_path)
     queries.run(2)
-    queries.run(4, "fork", by_spark=True, fork_of="job", fork_location=str(queries.location("job")))
+    parent = str(queries.location("job"))
+    queries.run(4, "fork", by_spark=True, fork_of="job", fork_location=parent)
     assert queries.written("fork") == outputs(2, 4)
+    assert main(["rewind", "--storage", queries.storage, "--checkpoint", "1", "--write", "fork"]) == 0
+    with pytest.raises(InvalidInputError, match="Use the checkpointLocation that the fork was started with"):
+        queries.run(4, "fork", location="new", by_spark=True, fork_location=parent)
+    queries.run(4, "fork", by_spark=True)
+    assert queries.totals("fork") == expected_state(FILES)

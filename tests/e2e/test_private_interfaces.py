@@ -7,12 +7,14 @@ changed; ``backend_client/spark/private`` is the one place to adapt.
 
 from __future__ import annotations
 
+import importlib
 import inspect
 import json
 import os
 import re
 import threading
 import time
+import uuid
 from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from typing import Any, ClassVar
@@ -23,7 +25,7 @@ import pyarrow as pa
 import pyspark
 import pytest
 from py4j.java_gateway import GatewayClient
-from py4j.protocol import REFLECTION_COMMAND_NAME, Py4JError
+from py4j.protocol import MEMORY_COMMAND_NAME, REFLECTION_COMMAND_NAME, Py4JError
 from pyspark import InheritableThread
 from pyspark.errors import PySparkException
 from pyspark.java_gateway import ensure_callback_server_started
@@ -36,8 +38,10 @@ from backend_client.batch_time import BatchTime
 from backend_client.spark.columns import grouping_columns
 from backend_client.spark.driver.kept_output import LOST_BLOCK
 from backend_client.spark.event_time import DELAY_KEY
+from backend_client.spark.failover.rehearsal import failing
 from backend_client.spark.own_session import own_session
 from backend_client.spark.private import frames, located, session, sinks
+from backend_client.spark.private.frame_maker import FrameMaker
 from backend_client.spark.private.job_record import JobRecord
 from backend_client.spark.private.py4j_lookups import keep_lookups
 from backend_client.spark.private.stream_plan import stateful_operators
@@ -109,6 +113,14 @@ def test_executors_are_known(spark: SparkSession) -> None:
     assert re.fullmatch(r"\S+:\d+", addresses)
     assert located.executors_at(spark, addresses) == []
     assert located.executors_at(spark, f"{addresses} elsewhere:1") is None
+
+
+def test_error_within_an_expression_is_dropped(spark: SparkSession) -> None:
+    """What executors rehearse makes one of Spark's own errors in each row, and yields no error."""
+    rows = spark.range(0, 3, 1, 1)
+    assert [row.x for row in rows.selectExpr(f"{failing('id')} as x").collect()] == [True] * 3
+    with pytest.raises(PySparkException, match="CONVERSION_INVALID_INPUT"):
+        rows.selectExpr(failing("id").replace("try_", "")).collect()
 
 
 def test_executor_can_be_given_up(spark: SparkSession) -> None:
@@ -299,16 +311,22 @@ def test_failed_jobs_are_known(spark: SparkSession) -> None:
     assert [*later.failures()] == []
 
 
-def test_lookups_are_kept(spark: SparkSession, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A frame is made without asking the JVM again for the classes that PySpark names for each call."""
+def questions_to_jvm(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """Return a list that grows with each question to the JVM; letting go of an object is none."""
     asked: list[str] = []
     send = GatewayClient.send_command
 
     def noted(client: GatewayClient, command: str, *options: Any, **named: Any) -> Any:
-        asked.append(command)
+        asked.extend([] if command.startswith(MEMORY_COMMAND_NAME) else [command])
         return send(client, command, *options, **named)
 
     monkeypatch.setattr(GatewayClient, "send_command", noted)
+    return asked
+
+
+def test_lookups_are_kept(spark: SparkSession, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A frame is made without asking the JVM again for the classes that PySpark names for each call."""
+    asked = questions_to_jvm(monkeypatch)
 
     def lookups() -> list[str]:
         asked.clear()
@@ -323,6 +341,68 @@ def test_lookups_are_kept(spark: SparkSession, monkeypatch: pytest.MonkeyPatch) 
     keep_lookups(spark)
 
     assert not any(name in command for command in lookups() for name in kept)
+
+
+def test_frames_are_those_of_the_public_methods(spark: SparkSession, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A batch's frame is equal to the one that PySpark makes, and asks the JVM about once for each step."""
+    rows = spark.range(0, 40, 1, 2).selectExpr("id", "id % 7 as `a.b`", "cast(id as string) as s")
+    schema = StructType().add("p", "long").add("id", "long").add("s", "string")
+    maker = FrameMaker.of(rows)
+    factor = spark.sparkContext.broadcast(3)
+
+    def times(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        for batch in batches:
+            tripled = pa.array([number * factor.value for number in batch.column(1).to_pylist()], pa.int64())
+            yield pa.RecordBatch.from_arrays([batch.column(0), tripled, batch.column(2)], ["p", "id", "s"])
+
+    def made() -> tuple[DataFrame, DataFrame]:
+        frame = maker.select_expr(rows, "id % 3 as p", "id", "s")
+        frame = maker.repartition_by_id(frame, 3, "cast(p as int)")
+        placed = maker.sort_within_partitions(frame, "p", "s")
+        mapped = maker.map_in_arrow(placed, ("p", "id", "s"), times, schema)
+        return placed, maker.drop(maker.where(mapped, "id > 9"), "p")
+
+    made()
+    asked = questions_to_jvm(monkeypatch)
+    placed, found = made()
+    assert len(asked) <= 12
+    expected = rows.selectExpr("id % 3 as p", "id", "s").repartitionById(3, F.expr("cast(p as int)"))
+    expected = expected.sortWithinPartitions("p", "s")
+
+    assert placed.sameSemantics(expected)
+    assert found.schema == expected.mapInArrow(times, schema).drop("p").schema
+    assert found.collect() == expected.mapInArrow(times, schema).where("id > 9").drop("p").collect()
+    assert sorted(maker.texts(found, "s"), key=int) == [str(number) for number in range(4, 40)]
+    assert maker.texts(maker.where(found, "id < 0"), "s") == []
+
+    def unlisted(ids: str) -> list[int]:
+        some, value = rows.where(f"id in ({ids})"), "concat(',', s, ',')"
+        left = maker.where_unlisted(some, "id < 5", value, ",5,39,", "raise_error(s)")
+        return [row.id for row in left.collect()]
+
+    assert unlisted("1, 4, 5, 39") == [1, 4]
+    with pytest.raises(PySparkException, match="38"):
+        unlisted("1, 38")
+
+
+def test_large_function_and_added_file_reach_tasks(spark: SparkSession, tmp_path: Path) -> None:
+    """A function that Spark broadcasts is left to Spark; a file that is added later is known to the next function."""
+    rows, schema = spark.range(4), StructType().add("id", "long")
+    maker, large = FrameMaker.of(rows), os.urandom(2 << 20)
+    name = f"added_{uuid.uuid4().hex}"
+
+    def sized(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        for batch in batches:
+            yield pa.RecordBatch.from_pydict({"id": [len(large)] * len(batch)})
+
+    def imported(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        for batch in batches:
+            yield pa.RecordBatch.from_pydict({"id": [importlib.import_module(name).NUMBER] * len(batch)})
+
+    assert {row.id for row in maker.map_in_arrow(rows, ("id",), sized, schema).collect()} == {2 << 20}
+    (tmp_path / f"{name}.py").write_text("NUMBER = 7")
+    spark.sparkContext.addPyFile(str(tmp_path / f"{name}.py"))
+    assert {row.id for row in maker.map_in_arrow(rows, ("id",), imported, schema).collect()} == {7}
 
 
 def test_watermark_is_in_the_schema(stream: DataFrame) -> None:

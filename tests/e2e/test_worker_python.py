@@ -46,10 +46,10 @@ def run(backend: ChangelogStateBackend, spark: SparkSession, tmp_path: Path) -> 
 def test_local_mode_takes_the_drivers_python(
     spark: SparkSession, make_backend: Backends, tmp_path: Path, python: Callable[..., None]
 ) -> None:
-    """Without PYSPARK_PYTHON a query in local mode runs, whatever python3 is on the path."""
+    """Without PYSPARK_PYTHON a query in local mode runs, and so does its source of ticks, whatever is on the path."""
     python(None, "/no/such/python3")
 
-    assert run(make_backend(), spark, tmp_path).batches == {0: [("a", 1, 1.0)]}
+    assert run(make_backend(idle_timers=3600.0), spark, tmp_path).batches == {0: [("a", 1, 1.0)]}
     assert spark.sparkContext.pythonExec == sys.executable
 
 

@@ -43,16 +43,20 @@ class RecommendedSetting:
 
 _HANG = "a task that hangs, with its host or alone, gets a second attempt elsewhere; only one attempt counts"
 _COPY = "with standby_replicas: a partition that lost its executor waits this long for the host with its copy"
-_READ = "a task that reads from a lost executor asks the driver this soon, and gives up; a busy one gets 1.6 s in all"
+_READ = "a task that reads from a lost executor asks the driver at once, and gives up; a silent host gets 8 s in all"
 _CUT = "a task that reads from, or writes to, a host that is cut off gives up after seconds instead of 120"
 _PEER = "with standby_replicas: executors learn this soon which ones can keep the second copy of their output"
+_REVIVE = "tasks that have waited long enough for their executor or host start this soon, not up to a second later"
+_FORK = "Python workers start in milliseconds, also after a loss; the package must be installed on all hosts"
 _LOSS = "an executor that stops answering is lost after 5 s instead of 120 s; raise it if pauses of Java take longer"
 
 _SETTINGS = (
     RecommendedSetting(REDUCE_LOCALITY, "false", "partitions stay with the executors that have their tables"),
     RecommendedSetting(LOCALITY_WAIT, "500ms", "a partition waits this long for its executor, then runs elsewhere"),
     RecommendedSetting("spark.locality.wait.node", "3s", _COPY),
-    RecommendedSetting("spark.shuffle.io.retryWait", "200ms", _READ),
+    RecommendedSetting("spark.scheduler.revive.interval", "100ms", _REVIVE),
+    RecommendedSetting("spark.python.daemon.module", "backend_client.spark.api.worker_daemon", _FORK),
+    RecommendedSetting("spark.shuffle.io.retryWait", "0s", _READ),
     RecommendedSetting("spark.shuffle.io.maxRetries", "8", _READ),
     RecommendedSetting("spark.shuffle.io.connectionTimeout", "5s", _CUT),
     RecommendedSetting("spark.shuffle.io.connectionCreationTimeout", "1s", _CUT),

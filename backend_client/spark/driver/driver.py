@@ -38,6 +38,9 @@ from backend_client.spark.driver.receipts import progress_of
 from backend_client.spark.driver.repeating import helps_to_repeat
 from backend_client.spark.driver.table_preparation import TablePreparer
 from backend_client.spark.failover.failover import BatchMustWaitError, Failover
+from backend_client.spark.failover.host_watch import watch_of
+from backend_client.spark.failover.operator_jobs import OperatorJobs
+from backend_client.spark.failover.rehearsal import rehearse
 from backend_client.spark.failover.restoring import Restoring
 from backend_client.spark.output.end_of_query import await_end
 from backend_client.spark.output.outputs import LostOutputError, Output, OutputPlan
@@ -83,6 +86,7 @@ class BatchRunner:
         )
         self._final_steps = shipped_steps(query.steps, shipments)
         self._shipments = shipments
+        self._spark = query.spark
         self._log = log
         self._client = client
         self._session = session
@@ -95,12 +99,15 @@ class BatchRunner:
         self._standby = Standby(session, query.settings, self._anchors.hosts)
         prepare = TablePreparer(query.spark, session, query.settings, self._pin)
         self._failover = Failover(query.settings, operators, session.max_parallelism, Restoring(prepare.prepare))
-        self._links = HostLinks(query.spark, session, query.settings)
+        jobs = OperatorJobs(query.spark.sparkContext.cancelJobGroup)
+        self._links = HostLinks(query.spark, session, query.settings, watch_of(query.spark, query.settings, jobs))
         self.rescaling = Rescaling(start.infos, session.max_parallelism, prepare)
         self._autoscaler = Autoscaler(
             query.spark, log.query_id, query.settings, session.max_parallelism, self.rescaling
         )
-        self._passes = self.passes_type(operators, session, self._times, shipments, self._standby, lambda: self._pin)
+        self._passes = self.passes_type(
+            operators, session, self._times, shipments, self._standby, lambda: self._pin, jobs
+        )
         place_slots = slots_placer(query.spark, self._anchors.anchor if self._anchors.are_of_use else None)
         self.output: Output = output.open(query.settings, session, shipments, place_slots, log.given_up())
         check_names([*start.infos, *self.output.operators, *start.removed])
@@ -195,12 +202,13 @@ class BatchRunner:
                 self._session.report(progress)
                 self._report(progress)
                 self._autoscaler.after(progress)
+                rehearse(self._spark)
                 return
 
     def _execute(self, frame: DataFrame, batch_id: int, tries: int, *, must_wait: bool) -> BatchProgress:
         session, offsets = self._session, self._log.offsets(batch_id) or ""
         begun = session.begin(batch_id)
-        self.rescaling.follow(begun.parallelism)
+        self.rescaling.follow(begun.parallelism, begun.requests)
         at = self._times.time(offsets, session.latest)
         failover = self._failover.begin(batch_id, session.latest, self._infos, at, must_wait=must_wait)
         context = BatchContext(

@@ -13,7 +13,7 @@ from pyspark.sql import SparkSession
 
 from backend_client.service.job_session import JobSession
 from backend_client.settings import BackendSettings
-from backend_client.spark.failover.host_watch import HostWatch, watch_of
+from backend_client.spark.failover.host_watch import HostWatch
 from dstl_service.wire import LinkAddress
 from storage.errors import DstlError
 
@@ -31,17 +31,15 @@ class HostLinks:
         spark: Says whether there are other hosts, and where they reach the driver.
         session: The query's ownership of its job.
         settings: The query's settings.
-        watch: Is begun when hosts have links; None for one of its own.
+        watch: Is begun when hosts have links.
     """
 
-    def __init__(
-        self, spark: SparkSession, session: JobSession, settings: BackendSettings, watch: HostWatch | None = None
-    ) -> None:
+    def __init__(self, spark: SparkSession, session: JobSession, settings: BackendSettings, watch: HostWatch) -> None:
         self._spark = spark
         self._conf = spark.sparkContext.getConf()
         self._session = session
         self._settings = settings
-        self._watch = watch or watch_of(spark, settings)
+        self._watch = watch
         # Executors of a local master share the driver's sidecar; one that others started has an address.
         is_local = (spark.sparkContext.master or "local").startswith("local")
         self._are_of_use = settings.links and settings.host_service is None and not is_local

@@ -16,12 +16,22 @@ from backend_client.service.job_session import JobSession
 from backend_client.spark.batch import BatchContext, Receipt
 from backend_client.spark.driver.batch_times import BatchTimes, late_until_ms
 from backend_client.spark.driver.closing import SecondPass
+from backend_client.spark.driver.columnar_history import ColumnarHistory
 from backend_client.spark.driver.initial_state import initial_rows, joined
 from backend_client.spark.driver.kept_output import KeptOutput
-from backend_client.spark.driver.placement import Pin, key_places, place
+from backend_client.spark.driver.placement import (
+    Pin,
+    finds_combined_in_place,
+    key_places,
+    place,
+    place_combined,
+    placed_names,
+)
 from backend_client.spark.driver.receipts import checked, collect_receipts
 from backend_client.spark.failover.failover import BatchFailover
+from backend_client.spark.failover.operator_jobs import OperatorJobs
 from backend_client.spark.own_session import no_rows
+from backend_client.spark.private.frame_maker import FrameMaker
 from backend_client.spark.query import Operator
 from backend_client.spark.session_settings import set_for
 from backend_client.spark.shipping import Shipments
@@ -66,6 +76,7 @@ class Passes:
         shipments: Sends processors to tasks.
         standby: Says how often output is kept.
         pin: Returns what pins partitions to executors; None to leave them unpinned.
+        jobs: Notes when an operator's job runs.
     """
 
     def __init__(
@@ -76,13 +87,16 @@ class Passes:
         shipments: Shipments,
         standby: Standby,
         pin: Callable[[], Pin | None],
+        jobs: OperatorJobs,
     ) -> None:
+        self._jobs = jobs
         self._operators = operators
         self._session = session
         self._times = times
         self._shipments = shipments
         self._standby = standby
         self._pin = pin
+        self._history = ColumnarHistory(operators)
 
     def first(self, frame: DataFrame, work: BatchTry) -> tuple[DataFrame, list[Receipt]]:
         """Run the rows through all operators; return the last one's output, and the receipts."""
@@ -123,7 +137,10 @@ class Passes:
             rows = self._run(operator, info, apply_steps(operator.steps, frame, work.offsets), work, earlier)
             output = KeptOutput(rows, self._standby.output_replicas)
             work.kept.append(output)
-            accepted = collect_receipts(output.frame, info)
+            with self._jobs.running():
+                accepted = collect_receipts(output.frame, info)
+            if closing is None:
+                self._history.took(operator.name, work.context, accepted)
             return checked(output.frame, accepted), accepted
 
     def _run(
@@ -139,18 +156,26 @@ class Passes:
         stored = {known.name: known.states for known in latest.operators} if latest else {}
         is_new = operator.name not in stored and not context.is_second_pass
         initial = operator.initial if is_new else None
-        row_names, initial_of_task = tuple(frame.columns), None
+        row_names, initial_of_task = tuple(operator.input_schema.names), None
         if initial is not None:
             initial_of_task = initial_rows(initial, len(operator.key_columns), row_names)
             operator, frame = joined(initial, operator, frame)
         # The first pass deletes; the second sees the deletions.
         deleted = ids_to_delete(stored.get(operator.name, {}), info.states, operator.recreated_states)
+        failover = (
+            work.failover.for_second_pass(info, context.time.watermark_ms)
+            if context.is_second_pass and context.time is not None
+            else work.failover.for_tasks(info, can_stall=stored.keys() >= {operator.name} and not deleted)
+        )
+        combining = None if context.is_second_pass else self._history.combining(operator.name, failover)
+        if combining is not None and not finds_combined_in_place(frame.sparkSession):
+            combining = None
         task = OperatorTask(
             operator=operator.name,
             processor=self._shipments.parcel(operator.processor),
             states=info.states,
             key_schema=info.key_schema,
-            key_places=key_places(operator),
+            key_places=key_places(operator) if combining is None else (None,) * len(operator.key_columns),
             row_names=row_names,
             output=operator.output_schema,
             parallelism=info.parallelism,
@@ -162,11 +187,15 @@ class Passes:
             initial=initial_of_task,
             deleted=() if context.is_second_pass else deleted,
             earlier=earlier,
-            failover=work.failover.for_second_pass(info, context.time.watermark_ms)
-            if context.is_second_pass and context.time is not None
-            else work.failover.for_tasks(info, can_stall=stored.keys() >= {operator.name} and not deleted),
+            failover=failover,
+            is_combined=combining is not None,
+            removed_ms=self._history.removed_ms(operator.name, context, failover),
         )
-        placed = place(
-            operator, frame, info.parallelism, max_parallelism, self._pin(), late_until_ms(operator, context)
-        )
-        return placed.mapInArrow(task.__call__, task.output_schema())
+        partitions = info.parallelism, max_parallelism, self._pin()
+        if combining is None:
+            placed = place(operator, frame, *partitions, late_until_ms(operator, context))
+            names = placed_names(operator)
+        else:
+            placed = place_combined(operator, combining, frame, *partitions)
+            names = tuple(placed.columns)
+        return FrameMaker.of(frame).map_in_arrow(placed, names, task.__call__, task.output_schema())

@@ -8,10 +8,18 @@ from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F
 from pyspark.sql.types import DoubleType, FloatType, StructField
 
-from backend_client.key_groups import order_expression, partition_expression
+from backend_client.key_groups import (
+    key_group_expression,
+    order_expression,
+    owner_expression,
+    partition_expression,
+)
 from backend_client.spark.columns import quoted
+from backend_client.spark.combining import PANE_COLUMN, Combining
 from backend_client.spark.driver.pinning import PARTITION_COLUMN
 from backend_client.spark.own_session import own_session
+from backend_client.spark.private.frame_maker import FrameMaker
+from backend_client.spark.private.session import setting
 from backend_client.spark.query import Operator
 
 Pin = Callable[[DataFrame, int], DataFrame]
@@ -20,6 +28,8 @@ Pin = Callable[[DataFrame, int], DataFrame]
 ORDER_COLUMN = "__dstl_order"
 _KEY_COLUMN = "__dstl_key_"
 _COLUMN = "__dstl_column_"
+_ALL_KEYS = "spark.sql.requireAllClusterKeysForDistribution"
+"""With this setting, Spark moves rows again unless they are partitioned by all columns by which it groups."""
 
 
 def key_places(operator: Operator) -> tuple[int | None, ...]:
@@ -83,26 +93,73 @@ def place(
     time = operator.event_time
     if late_until_ms is not None and time is not None:
         order = f"if({time.until(late_until_ms)}, ~({order}), {order})"
-    keyed = frame.selectExpr(
+    frames = FrameMaker.of(frame)
+    keyed = frames.select_expr(
+        frame,
         f"{order} as {ORDER_COLUMN}",
         *(f"{expression} as {name}" for name, expression in added.items()),
         "*",
     )
-    partition = F.expr(partition_expression(ORDER_COLUMN, parallelism, max_parallelism))
+    partition = partition_expression(ORDER_COLUMN, parallelism, max_parallelism)
     if pin is None:
-        placed = keyed.repartitionById(parallelism, partition)
+        placed = frames.repartition_by_id(keyed, parallelism, partition)
     else:
-        placed = keyed.withColumn(PARTITION_COLUMN, partition).repartitionById(parallelism, PARTITION_COLUMN)
+        placed = keyed.withColumn(PARTITION_COLUMN, F.expr(partition)).repartitionById(parallelism, PARTITION_COLUMN)
         placed = pin(placed, parallelism).drop(PARTITION_COLUMN)
-    return _with_plain_names(placed.sortWithinPartitions(ORDER_COLUMN, *operator.order))
+    placed = frames.sort_within_partitions(placed, ORDER_COLUMN, *operator.order)
+    names = _names(operator)
+    # New names cost a copy of each row.
+    return placed if names == (plain := placed_names(operator)) else placed.toDF(*plain)
 
 
-def _with_plain_names(frame: DataFrame) -> DataFrame:
-    """Return a frame whose columns PySpark's ``mapInArrow`` finds: it looks names up without quotes."""
-    names = frame.columns
+def finds_combined_in_place(spark: SparkSession) -> bool:
+    """Return whether Spark aggregates rows where `place_combined` has moved them, as it does unless told otherwise."""
+    return setting(spark, _ALL_KEYS, "false").lower() == "false"
+
+
+def place_combined(
+    operator: Operator,
+    combining: Combining,
+    frame: DataFrame,
+    parallelism: int,
+    max_parallelism: int,
+    pin: Pin | None,
+) -> DataFrame:
+    """
+    Return the rows in their partitions, combined there, and sorted as by `place`.
+
+    Columns: the order number, all key columns in normal form, then `combining.rows`. Spark aggregates where the rows
+    are: the partition's number is among the columns by which it groups, so it moves nothing again.
+    """
+    fields = [operator.input_schema[name] for name in operator.key_columns]
+    keys = [f"{_KEY_COLUMN}{at}" for at in range(len(fields))]
+    normal = [f"{_normal_key(field)} as {name}" for field, name in zip(fields, keys, strict=True)]
+    partition = owner_expression(key_group_expression(keys, max_parallelism), parallelism, max_parallelism)
+    keyed = frame.selectExpr(*normal, "*").withColumn(PARTITION_COLUMN, F.expr(partition))
+    placed = keyed.repartitionById(parallelism, PARTITION_COLUMN)
+    if pin is not None:
+        placed = pin(placed, parallelism)
+    panes = [] if combining.pane is None else [PANE_COLUMN]
+    if combining.pane is not None:
+        placed = placed.withColumn(PANE_COLUMN, F.expr(combining.pane))
+    combined = placed.groupBy(PARTITION_COLUMN, *keys, *panes).agg(*map(F.expr, combining.aggregates))
+    order = order_expression(keys, max_parallelism)
+    return combined.selectExpr(f"{order} as {ORDER_COLUMN}", *keys, *combining.rows.names).sortWithinPartitions(
+        ORDER_COLUMN
+    )
+
+
+def placed_names(operator: Operator) -> tuple[str, ...]:
+    """Return the names of the columns of `place`: as ``mapInArrow`` finds them, which looks names up without quotes."""
+    names = _names(operator)
     if not any("." in name or "`" in name for name in names):
-        return frame  # new names cost a copy of each row
-    return frame.toDF(*(f"{_COLUMN}{position}" for position in range(len(names))))
+        return names
+    return tuple(f"{_COLUMN}{position}" for position in range(len(names)))
+
+
+def _names(operator: Operator) -> tuple[str, ...]:
+    schema, keys = operator.input_schema, enumerate(operator.key_columns)
+    return (ORDER_COLUMN, *(f"{_KEY_COLUMN}{at}" for at, key in keys if _has_normal_form(schema[key])), *schema.names)
 
 
 def _has_normal_form(field: StructField) -> bool:

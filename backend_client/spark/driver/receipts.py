@@ -14,6 +14,7 @@ from pyspark.sql import DataFrame
 
 from backend_client.progress import BatchProgress
 from backend_client.spark.batch import BatchContext, Receipt
+from backend_client.spark.private.frame_maker import FrameMaker
 from backend_client.spark.task.task import MARKER_COLUMN
 from dstl_service.wire import CompleteResponse, OperatorInfo
 from storage.errors import InternalError
@@ -23,8 +24,9 @@ STALE_OUTPUT = "DSTL_STALE_OUTPUT"
 
 def collect_receipts(output: DataFrame, info: OperatorInfo) -> list[Receipt]:
     """Compute an operator's output, keep it, and return one receipt per partition."""
-    rows = output.where(f"{MARKER_COLUMN} is not null").select(MARKER_COLUMN).collect()
-    texts = [text for row in rows if (text := row[0].partition(" ")[2])]
+    frames = FrameMaker.of(output)
+    markers = frames.texts(frames.where(output, f"{MARKER_COLUMN} is not null"), MARKER_COLUMN)
+    texts = [text for marker in markers if (text := marker.partition(" ")[2])]
     receipts = sorted(map(Receipt.from_json, texts), key=lambda receipt: receipt.partition)
     if [receipt.partition for receipt in receipts] != list(range(info.parallelism)):
         raise InternalError(
@@ -39,17 +41,20 @@ def checked(output: DataFrame, receipts: Sequence[Receipt]) -> DataFrame:
     Return the output's rows without the marker rows; reading fails at a marker of an attempt that was not accepted.
 
     The condition uses the partition id so that Spark treats it as non-deterministic. Spark must neither merge it with a
-    user's filter nor move it after one, or a marker could be dropped before it is checked. The attempts are one array,
+    user's filter nor move it after one, or a marker could be dropped before it is checked. The attempts are one text,
     because single values would become part of the code that Spark generates, and each batch would compile it again.
     """
-    attempts = ", ".join(f"'{receipt.attempt}'" for receipt in receipts)
+    attempts = f",{','.join(str(receipt.attempt) for receipt in receipts)},"
     attempt = f"substring_index({MARKER_COLUMN}, ' ', 1)"
-    condition = (
-        f"case when {MARKER_COLUMN} is null then true "
-        f"when array_contains(array({attempts}), {attempt}) and spark_partition_id() >= 0 then false "
-        f"else raise_error(concat('{STALE_OUTPUT} of attempt ', {attempt})) end"
+    frames = FrameMaker.of(output)
+    rows = frames.where_unlisted(
+        output,
+        f"{MARKER_COLUMN} is null and spark_partition_id() >= 0",
+        f"concat(',', {attempt}, ',')",
+        attempts,
+        f"raise_error(concat('{STALE_OUTPUT} of attempt ', {attempt}))",
     )
-    return output.where(condition).drop(MARKER_COLUMN)
+    return frames.drop(rows, MARKER_COLUMN)
 
 
 def progress_of(

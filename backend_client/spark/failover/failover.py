@@ -165,6 +165,8 @@ class BatchFailover:
         self._receipts: dict[str, list[Receipt]] = {}
         self._after: dict[str, Waiting] = {}
         self._adding: dict[str, set[int]] = {}
+        self._untried: dict[str, set[int]] = {}
+        """Partitions whose tables are being restored beside the batches, so that no task looks for them."""
 
     def for_tasks(self, info: OperatorInfo, *, can_stall: bool) -> TaskFailover:
         """Return what an operator's tasks are told in the first pass; without `can_stall` they wait for tables."""
@@ -173,6 +175,7 @@ class BatchFailover:
         patiences: dict[int, Patience] = {}
         waiting: dict[int, Waiting] = {}
         alike: dict[Patience, Patience] = {}
+        untried = self._untried[info.name] = set()
         for partition in range(info.parallelism):
             entries = self._entries(info, partition)
             if entries:
@@ -183,6 +186,8 @@ class BatchFailover:
                 is_restoring=query.restoring.is_running(info.name, info.parallelism, partition),
                 stalled_s=self._now_s - known.stalled_since_s.get(partition, self._now_s),
             )
+            if state.is_restoring:
+                untried.add(partition)
             found = patience(state, settings.failover_patience_s, settings.max_stall_s, is_exact=self._is_exact)
             if can_stall and found is not None:
                 patiences[partition] = alike.setdefault(found, found)
@@ -201,8 +206,10 @@ class BatchFailover:
         """Take an operator's receipts of the first pass; return them, those of an exact batch with all that is due."""
         self._infos[info.name] = info
         self._receipts[info.name] = list(receipts)
-        stalled = [receipt.partition for receipt in receipts if receipt.is_stalled]
-        self._query.restoring.request(info.name, info.parallelism, stalled)
+        stalled = {receipt.partition for receipt in receipts if receipt.is_stalled}
+        # A restore that has ended meanwhile is not begun again: it would run into the next batch, which would not try.
+        stalled -= self._untried.get(info.name, set())
+        self._query.restoring.request(info.name, info.parallelism, sorted(stalled))
         if not self._is_exact:
             return list(receipts)
         dues = self._query.known[info.name].next_due_ms

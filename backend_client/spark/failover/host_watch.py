@@ -14,6 +14,7 @@ from __future__ import annotations
 import logging
 import socket
 import threading
+import time
 from collections import Counter
 from collections.abc import Callable, Collection, Iterable
 from functools import partial
@@ -24,14 +25,19 @@ from backend_client.service.client import ServiceClient
 from backend_client.service.host_link import silent_hosts
 from backend_client.service.job_session import connect_as
 from backend_client.settings import BackendSettings
+from backend_client.spark.failover.operator_jobs import OperatorJobs
 from backend_client.spark.private.located import executor_addresses, executors_at, kill_tasks, remove_executor
 from storage.errors import UnavailableError
 
 logger = logging.getLogger("backend_client")
 
 _EVERY_S = 0.3
-_LOOKS = 3
-"""Looks at which a host must be silent: links fall silent one after the other, up to a heartbeat of 0.5 s apart."""
+_SUSPECTED_EVERY_S = 0.1
+"""While a host is silent that has not been given up."""
+LOOKS = 7
+"""Looks at which a host must be silent, which is 0.6 s: links fall silent one after the other, not at once."""
+_REMOVED_WITHIN_S = 1.0
+_REMOVED_PAUSE_S = 0.02
 
 Executors = Iterable[tuple[str, str]]
 """Id and host of each executor."""
@@ -86,7 +92,7 @@ class HostWatch:
         self._given_up &= silent
         suspects = silent - self._given_up
         self._looks = Counter({address: self._looks[address] + 1 for address in suspects})
-        news = {address for address, looks in self._looks.items() if looks >= _LOOKS}
+        news = {address for address, looks in self._looks.items() if looks >= LOOKS}
         executors = self._executors() if news else ()
         if executors is None:
             return
@@ -109,10 +115,10 @@ class HostWatch:
         if lost and self._group is not None:
             # One that reads rows from the host, or sends it a copy of its output, would wait for a time-out.
             killed = self._restart(self._group, "a host has fallen silent")
-            logger.info("%d running tasks of the batch are started again", killed)
+            logger.info("the batch, or %d running tasks of it, are started again", killed)
 
     def _work(self) -> None:
-        while not self._ended.wait(_EVERY_S):
+        while not self._ended.wait(_SUSPECTED_EVERY_S if self._looks else _EVERY_S):
             try:
                 self.look()
             except UnavailableError as error:
@@ -127,20 +133,24 @@ def is_driver_cut_off(hosts: int, silent: int) -> bool:
     return silent >= 2 and hosts - silent <= 1
 
 
-def watch_of(spark: SparkSession, settings: BackendSettings) -> HostWatch:
-    """Return the watch of a query's hosts."""
+def watch_of(spark: SparkSession, settings: BackendSettings, jobs: OperatorJobs) -> HostWatch:
+    """Return the watch of a query's hosts; `jobs` are those of its operators."""
     client = connect_as(ServiceClient, settings, 0.0, may_start=False)
 
     def executors() -> Executors | None:
         return executors_at(spark, executor_addresses(spark))
 
-    return HostWatch(
-        partial(silent_hosts, client, settings.job),
-        executors,
-        partial(remove_executor, spark),
-        partial(kill_tasks, spark),
-        client.close,
-    )
+    def remove(executor: str, reason: str) -> None:
+        remove_executor(spark, executor, reason)
+        until_s = time.monotonic() + _REMOVED_WITHIN_S
+        while any(known == executor for known, _ in executors() or ()) and time.monotonic() < until_s:
+            time.sleep(_REMOVED_PAUSE_S)  # a batch that began now would still count on it
+
+    def restart(group: str, reason: str) -> int:
+        # Tasks of the user's function, if that is running, read what other executors have, too.
+        return 0 if jobs.give_up(group, reason) else kill_tasks(spark, group, reason)
+
+    return HostWatch(partial(silent_hosts, client, settings.job), executors, remove, restart, client.close)
 
 
 def _addresses(host: str) -> set[str]:

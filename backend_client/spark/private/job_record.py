@@ -8,14 +8,27 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from typing import Any
+from weakref import WeakKeyDictionary
 
 from py4j.protocol import Py4JJavaError
+from pyspark import SparkContext
 from pyspark.sql import SparkSession
 
 from backend_client.spark.private.session import needed
 
 _SERVED_JOBS = "finding out which reads of a batch have failed needs it, and there is no substitute"
 _ENDED = ("SUCCEEDED", "FAILED", "FORGOTTEN")
+
+_known: WeakKeyDictionary[SparkContext, tuple[Any, Any, Any]] = WeakKeyDictionary()
+
+
+def _of(context: SparkContext) -> tuple[Any, Any, Any]:
+    """Return an application's context, scheduler and status tracker in the JVM, which stay the same."""
+    found = _known.get(context)
+    if found is None:
+        there: Any = context._jsc
+        found = _known[context] = there.sc(), there.sc().dagScheduler(), there.statusTracker()
+    return found
 
 
 class JobRecord:
@@ -29,10 +42,8 @@ class JobRecord:
 
     def __init__(self, spark: SparkSession, rdd: Any) -> None:
         self._rdd = rdd
-        self._tracker = spark.sparkContext.statusTracker()
         with needed("DAGScheduler.numTotalJobs", _SERVED_JOBS):
-            self._context = rdd.sparkContext()
-            self._scheduler = self._context.dagScheduler()
+            self._context, self._scheduler, self._tracker = _of(spark.sparkContext)
             self._next = int(self._scheduler.numTotalJobs())
         self._newest = -1
         self._unfinished: list[int] = []
@@ -61,8 +72,8 @@ class JobRecord:
         for number in numbers:
             info = self._tracker.getJobInfo(number)
             if info is not None:
-                statuses[number] = info.status
-                self._failed_stages += info.stageIds if info.status == "FAILED" else []
+                statuses[number] = str(info.status().toString())
+                self._failed_stages += info.stageIds() if statuses[number] == "FAILED" else []
         self._newest = max([self._newest, *statuses])
         # Jobs after the newest recorded one are not recorded yet; others without a record are forgotten.
         missing = {number: "" if number > self._newest else "FORGOTTEN" for number in numbers}

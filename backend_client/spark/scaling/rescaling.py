@@ -46,7 +46,7 @@ class Rescaling:
         self._lock = threading.Lock()
         self._wanted: dict[str, int] = {}
         self._ready: dict[str, int] = {}
-        self._followed: dict[str, int] = {}
+        self._followed: dict[str, tuple[int, str]] = {}
         self._worker: threading.Thread | None = None
         self._is_closed = False
 
@@ -86,11 +86,18 @@ class Rescaling:
                 self._worker = threading.Thread(target=self._work, name="dstl-rescale", daemon=True)
                 self._worker.start()
 
-    def follow(self, wanted: Mapping[str, int]) -> None:
-        """Request what an administrator has requested through the coordinator, each change once."""
-        news = {operator: number for operator, number in wanted.items() if self._followed.get(operator) != number}
+    def follow(self, wanted: Mapping[str, int], requests: Mapping[str, str]) -> None:
+        """
+        Request what an administrator has requested through the coordinator, each request once.
+
+        Args:
+            wanted: The numbers, by operator.
+            requests: The ids of these requests; a coordinator of an earlier version has none.
+        """
+        asked = {operator: (number, requests.get(operator, "")) for operator, number in wanted.items()}
+        news = {operator: request for operator, request in asked.items() if self._followed.get(operator) != request}
         self._followed.update(news)
-        for operator, parallelism in news.items():
+        for operator, (parallelism, _) in news.items():
             try:
                 self.request(operator, parallelism)
             except InvalidInputError as error:

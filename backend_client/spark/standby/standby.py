@@ -2,7 +2,8 @@
 A query's standbys, on the driver: tells tasks which host keeps which copies, and hears how far they are.
 
 The tasks of a batch hand the plan to their hosts' followers. A host that runs no partition, because it has just come,
-has no task, and one whose tasks are too slow is not heard of: a small Spark job beside the batch does it there.
+has no task, and one whose tasks are too slow is not heard of: a small Spark job beside the batch does it there. The
+same job is the first one of an executor that has come later, which gets no partition before.
 """
 
 from __future__ import annotations
@@ -72,6 +73,11 @@ class Standby:
         """How many executors keep a batch's output."""
         return 2 if self._hosts is not None and self._hosts.executors > 1 else 1
 
+    @property
+    def is_telling(self) -> bool:
+        """Whether a job that tells hosts the plan is under way."""
+        return self._telling is not None and self._telling.is_alive()
+
     def plan(self, infos: Sequence[OperatorInfo]) -> CopyPlan | None:
         """Return who keeps which copies from the batch that begins on; None without standbys."""
         hosts = self._hosts
@@ -109,18 +115,23 @@ class Standby:
         self._heard_of[report.host] = self._batches
 
     def _tell(self, hosts: StandbyHosts, idle: list[str]) -> None:
-        """Tell idle hosts the plan, unless the last telling is still under way."""
-        base, plan = self._session.base, self._plan
-        if not idle or base is None or plan is None or (self._telling is not None and self._telling.is_alive()):
+        """Tell idle hosts and cold executors the plan, unless the last telling is still under way."""
+        base, plan, cold = self._session.base, self._plan, hosts.cold
+        if not (idle or cold) or base is None or plan is None:
+            return
+        if self.is_telling:
             return
         order = ToldHost(self._settings, plan, self._session.job_uid, self._session.epoch, base)
-        self._telling = threading.Thread(target=self._run, args=(hosts, idle, order), name="dstl-standby", daemon=True)
+        told = (hosts, idle, cold, order)
+        self._telling = threading.Thread(target=self._run, args=told, name="dstl-standby", daemon=True)
         self._telling.start()
 
-    def _run(self, hosts: StandbyHosts, idle: list[str], order: ToldHost) -> None:
+    def _run(self, hosts: StandbyHosts, idle: list[str], cold: list[tuple[str, str]], order: ToldHost) -> None:
         try:
-            for row in hosts.frame_at(idle).mapInArrow(order.__call__, _TOLD).collect():
+            idle = [host for host in idle if host not in {host for _, host in cold}]
+            for row in hosts.frame_at(idle, cold).mapInArrow(order.__call__, _TOLD).collect():
                 self._note(StandbyReport(**json.loads(row.report)))
+            hosts.warmed(cold)
         except Exception as error:  # noqa: BLE001 - the next batch tries again, and tasks need no copies
             logger.warning("hosts without partitions could not be told which copies they keep: %s", error)
 

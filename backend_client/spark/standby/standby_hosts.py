@@ -4,6 +4,9 @@ The hosts of an application, and the frames that lead partitions to them.
 Spark schedules a task where a block that it reads lies, or where an RDD says. So the anchor of a query with standbys is
 a frame of numbers whose RDD names, for each partition, its executor first and the keeper's host second: as long as the
 executor is there it is preferred, and when it is gone the keeper's host is, already within the batch.
+
+An executor that has come later is *cold*: its first task starts Python and loads and compiles the code of all tasks,
+for seconds. It gets no partition until a small job beside the batches has done so.
 """
 
 from __future__ import annotations
@@ -17,6 +20,7 @@ from weakref import WeakKeyDictionary
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F
 
+from backend_client.spark.failover.rehearsal import failing
 from backend_client.spark.private.located import executor_addresses, executor_location, executors_at, located
 from backend_client.spark.standby.seats import Seats, locations, seated
 
@@ -44,6 +48,7 @@ class StandbyHosts:
         self._lock = threading.Lock()
         self._addresses = ""
         self._executors: list[tuple[str, str]] = []
+        self._cold: list[tuple[str, str]] = []
         self._seats: dict[int, Seats] = {}
         self._anchors: dict[int, _Anchor] = {}
         self._ready: WeakKeyDictionary[object, frozenset[str]] = WeakKeyDictionary()
@@ -61,7 +66,7 @@ class StandbyHosts:
             self._look()
             self._ready[query] = frozenset(ready)
             ready = frozenset.intersection(*self._ready.values())
-            hosts = sorted({host for _, host in self._executors})
+            hosts = sorted({host for _, host in self._warm})
             if not hosts:
                 return
             if len(hosts) == 1 and not self._has_warned:
@@ -79,13 +84,24 @@ class StandbyHosts:
         with self._lock:
             return len(self._executors)
 
+    @property
+    def cold(self) -> list[tuple[str, str]]:
+        """Executor and host of those that have run nothing yet, as of the last look."""
+        with self._lock:
+            return list(self._cold)
+
+    def warmed(self, executors: Collection[tuple[str, str]]) -> None:
+        """Give partitions to these executors from the next look on."""
+        with self._lock:
+            self._cold = [executor for executor in self._cold if executor not in executors]
+
     def seats(self, parallelism: int) -> Seats | None:
         """Return the places of so many partitions, as they were decided last; None as long as there is no executor."""
         with self._lock:
             if parallelism not in self._seats:
                 if not self._executors:
                     self._look()
-                hosts = [host for _, host in self._executors]
+                hosts = [host for _, host in self._warm]
                 if not hosts:
                     return None
                 self._seats[parallelism] = seated(parallelism, hosts, None)
@@ -95,7 +111,7 @@ class StandbyHosts:
         """Return a frame with the number of each partition, and alone, in this partition, at its places."""
         seats = self.seats(parallelism)
         with self._lock:
-            found = [] if seats is None else locations(seats, self._executors)
+            found = [] if seats is None else locations(seats, self._warm)
             places = [[executor_location(*place) for place in of_partition] for of_partition in found]
             anchor = self._anchors.get(parallelism)
             if anchor is None or anchor.places != places:
@@ -105,16 +121,27 @@ class StandbyHosts:
                 self._anchors[parallelism] = anchor
             return anchor.frame
 
-    def frame_at(self, hosts: list[str]) -> DataFrame:
-        """Return a frame of numbers whose partitions' tasks prefer these hosts, one partition for each."""
-        numbers = self._spark.range(len(hosts)).select(F.col("id").cast("int").alias(self._column))
-        return located(numbers.repartitionById(len(hosts), self._column), [[host] for host in hosts])
+    def frame_at(self, hosts: list[str], executors: Collection[tuple[str, str]] = ()) -> DataFrame:
+        """Return a frame of numbers with one partition for each of these places, whose task prefers it."""
+        places = [*hosts, *(executor_location(*executor) for executor in executors)]
+        numbers = self._spark.range(len(places)).select(F.col("id").cast("int").alias(self._column))
+        numbers = numbers.repartitionById(len(places), self._column)
+        anchor = located(numbers, [[place] for place in places])
+        # A join and a sort, as in a batch, and an error, as after a loss: what they need is loaded, too.
+        joined = numbers.join(anchor.hint("shuffle_hash"), self._column).sortWithinPartitions(self._column)
+        return joined.selectExpr(self._column, failing(self._column))
+
+    @property
+    def _warm(self) -> list[tuple[str, str]]:
+        return [executor for executor in self._executors if executor not in self._cold] or self._executors
 
     def _look(self) -> None:
         addresses = executor_addresses(self._spark)
         if addresses != self._addresses:
             executors = executors_at(self._spark, addresses)
             if executors is not None:  # else Spark has not recorded a new one yet; the next batch sees it
+                known = [executor for executor in self._executors or executors if executor not in self._cold]
+                self._cold = [executor for executor in executors if executor not in known]
                 self._addresses, self._executors = addresses, executors
 
 

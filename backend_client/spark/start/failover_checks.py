@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from backend_client.batch_time import TimeMode
-from backend_client.failover.set_aside_entries import companion_of, waiting_of, without_lost
-from backend_client.settings import EXACT, FORGET
+from backend_client.failover.set_aside_entries import Waiting, companion_of, waiting_of, without_lost
+from backend_client.settings import EXACT, FORGET, REPLAY
 from backend_client.spark.columnar_plan import ColumnarPlan
 from backend_client.spark.query import Operator, Query
 from dstl_service.wire import CheckpointInfo, validate_operator
@@ -23,7 +23,8 @@ def check_failover(query: Query, latest: CheckpointInfo | None, tables: Mapping[
         tables: The names of the operators' tables.
 
     Raises:
-        InvalidInputError: It does not, or they have other columns than the query's rows.
+        InvalidInputError: It does not, or they have other columns than the query's rows, or would be late for a later
+            operator.
     """
     names, settings = {*tables.values()}, query.settings
     for operator in query.operators:
@@ -55,6 +56,22 @@ def _check_waiting(query: Query, latest: CheckpointInfo | None, tables: Mapping[
                 f"{rows} rows of operator {operator.name!r} are set aside, with the columns {stored[companion]}; now "
                 f"they are {columns}. Let the query run once more as it was, until they have run, and change it then; "
                 "of lost rows, either with lost_rows='replay', or now with lost_rows='forget'"
+            )
+    _check_not_late(query, waiting, tables)
+
+
+def _check_not_late(query: Query, waiting: Mapping[str, Waiting], tables: Mapping[str, str]) -> None:
+    """Refuse to run rows in a chain in which what comes of them would be late: they may be of a query without it."""
+    for place, operator in enumerate(query.operators):
+        entries = waiting.get(companion_of(tables[operator.name]), ())
+        runs = entries if query.settings.lost_rows == REPLAY else without_lost(entries)
+        behind = [other.name for other in query.operators[place + 1 :] if _uses_watermark(other)]
+        if runs and behind:
+            raise InvalidInputError(
+                f"{sum(entry.rows for entry in runs)} rows of operator {operator.name!r} wait in the log, or times of "
+                f"its batches, and what comes of them would be late for operator {behind[0]!r} behind it, which uses "
+                "event time. Let the query run once more as it was, until they have run; of lost rows, with "
+                "lost_rows='replay'"
             )
 
 

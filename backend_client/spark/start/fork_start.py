@@ -80,6 +80,8 @@ def check_fork(
     """
     Check that the Spark checkpoint of a fork that has had no batch yet is a new one, or one made for it.
 
+    A fork that was rewound to where it began has had batches: in a new one they would have the same ids again.
+
     Args:
         log: The Spark checkpoint.
         latest: The checkpoint with which the fork begins.
@@ -90,6 +92,13 @@ def check_fork(
         InvalidInputError: It is the parent's or another query's, or `fork_location` is missing or another query's.
     """
     query_id = log.query_id()
+    if query_id is None and latest.rewound_from is not None:
+        raise InvalidInputError(
+            f"job {settings.job!r} is a fork that was set back to where it began, but the Spark checkpoint "
+            f"{log.location} is new: its batches would have the ids of those that were given up, which Spark's sinks "
+            "leave out as written before. Use the checkpointLocation that the fork was started with, or fork again "
+            "under another name"
+        )
     if query_id is None:
         if logs_of(latest.offsets):
             _check_parent(parent, latest, settings)

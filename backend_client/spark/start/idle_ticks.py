@@ -16,6 +16,7 @@ from pyspark.sql import functions as F
 from pyspark.sql.datasource import DataSource, DataSourceStreamReader, InputPartition
 from pyspark.sql.types import StructType
 
+from backend_client.spark.start.worker_python import take_drivers_python
 from storage.errors import InvalidInputError
 
 _FORMAT = "dstl_idle_ticks"
@@ -40,15 +41,28 @@ class IdleTicks(DataSource):
 
 
 class _TickReader(DataSourceStreamReader):
+    """
+    Begins with the tick by the clock, and then counts intervals.
+
+    If the clock was set back, or the interval was shorter in an earlier run, there are more ticks already than the
+    clock says, and the next one comes at once.
+    """
+
     def __init__(self, interval_s: float) -> None:
         self._interval_s = interval_s
+        self._first = 0
+        self._began_s: float | None = None
 
     def initialOffset(self) -> dict[str, int]:
         return {_OFFSET: 0}
 
     def latestOffset(self, start: dict[str, int] | None = None, limit: Any = None) -> dict[str, int]:
-        tick = int(time.time() / self._interval_s)
-        return {_OFFSET: max(tick, start[_OFFSET] if start else 0)}  # offsets never decrease, even if the clock does
+        now_s, before = time.monotonic(), start[_OFFSET] if start else 0
+        if self._began_s is None:
+            by_clock = int(time.time() / self._interval_s)
+            self._first, self._began_s = by_clock if by_clock >= before else before + 1, now_s
+        tick = self._first + int((now_s - self._began_s) / self._interval_s)
+        return {_OFFSET: max(tick, before)}
 
     def partitions(self, start: dict[str, int], end: dict[str, int]) -> Sequence[InputPartition]:
         return [InputPartition(0)]
@@ -62,6 +76,7 @@ def with_idle_ticks(source: DataFrame, interval_s: float | None) -> DataFrame:
     if interval_s is None:
         return source
     spark = source.sparkSession
+    take_drivers_python(spark)
     spark.dataSource.register(IdleTicks)
     ticks = spark.readStream.format(_FORMAT).option("interval_s", str(interval_s)).load()
     return source.unionAll(

@@ -111,7 +111,7 @@ class CheckpointLog:
         # last: while they differ, no other entry is trusted.
         for number in range(max(0, batch_id - 1), batch_id + 1):
             for folder, text in entries.items():
-                if is_other or self._read(f"{folder}/{number}") is None:
+                if is_other or not self._read(f"{folder}/{number}"):  # an earlier call may have died after creating it
                     self._write(f"{folder}/{number}", text)
         self._write(_SET_BACK, uid)
 

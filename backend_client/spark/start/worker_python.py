@@ -23,7 +23,13 @@ logger = logging.getLogger("backend_client")
 _MODULES = ("backend_client", "msgpack", "numpy", "pandas", "pyarrow", "rocksdict", "xxhash")
 """The modules that a task imports."""
 
-_SIGNS = ("ModuleNotFoundError", "ImportError", "PYTHON_VERSION_MISMATCH", "Cannot run program")
+_SIGNS = (
+    "ModuleNotFoundError",
+    "ImportError",
+    "PYTHON_VERSION_MISMATCH",
+    "Cannot run program",
+    "reading the port number",  # from a daemon of workers that has ended, as without its module
+)
 _WORKERS_ASKED_MAX = 16
 _checked: set[tuple[str, str]] = set()
 
@@ -37,14 +43,24 @@ def check_worker_python(spark: SparkSession) -> None:
     Raises:
         InvalidInputError: The workers' Python lacks modules, differs from the driver's in version, or does not exist.
     """
-    context = spark.sparkContext
-    is_local = str(context.master).startswith("local") and not str(context.master).startswith("local-cluster")
-    if is_local and not os.environ.get("PYSPARK_PYTHON"):
-        context.pythonExec = sys.executable
+    context, is_local = spark.sparkContext, take_drivers_python(spark)
     if (is_local and context.pythonExec == sys.executable) or (context.applicationId, context.pythonExec) in _checked:
         return
     _ask_workers(context)
     _checked.add((context.applicationId, context.pythonExec))
+
+
+def take_drivers_python(spark: SparkSession) -> bool:
+    """
+    In local mode, set the workers' Python to the driver's unless the user chose one; return whether it is local mode.
+
+    What is sent to Spark has the interpreter of that moment, a Python data source that of its registration.
+    """
+    context = spark.sparkContext
+    is_local = str(context.master).startswith("local") and not str(context.master).startswith("local-cluster")
+    if is_local and not os.environ.get("PYSPARK_PYTHON"):
+        context.pythonExec = sys.executable
+    return is_local
 
 
 def _ask_workers(context: SparkContext) -> None:

@@ -15,14 +15,15 @@ from backend_client.columnar.packing import pack_integers
 from backend_client.columnar.processor import BatchMoment, KeyBatch, KeyResults
 from backend_client.columnar.state import INDEX, STATE, ColumnarState
 from backend_client.columnar.values import Ints, StateColumns
-from backend_client.columnar.window_rows import window_rows
+from backend_client.columnar.window_rows import Panes, window_rows
 from backend_client.service.log_writer import LogWriter
 from backend_client.spark.columnar_plan import ColumnarPlan
+from backend_client.spark.combining import Combining
 from backend_client.table.journal import BYTES_MAX, memory_bytes
 from backend_client.table.state_table import StateTable
 from dstl_service.wire import StateInfo
 from storage.change_set import ChangeColumns
-from storage.errors import InvalidInputError
+from storage.errors import InternalError, InvalidInputError
 from storage.key_groups import KeyGroupRange
 
 
@@ -58,6 +59,9 @@ class ColumnarCalls:
         key_groups: The partition's key groups.
         moments: The batch's moments for its rows and for ending state; if they differ, state also ends after the rows.
         preemptive_bytes: Change sets of about this size are sent while rows are still being processed.
+        combining: How Spark has combined the rows; None if they are as they came.
+        removed_ms: The batch before has removed the state that ended up to this watermark and emits nothing; None if
+            that is not known.
     """
 
     def __init__(
@@ -68,6 +72,8 @@ class ColumnarCalls:
         key_groups: KeyGroupRange,
         moments: tuple[BatchMoment, BatchMoment],
         preemptive_bytes: int,
+        combining: Combining | None = None,
+        removed_ms: int | None = None,
     ) -> None:
         self._plan = plan
         self._processor = plan.processor
@@ -80,9 +86,13 @@ class ColumnarCalls:
         # has to do it.
         self._emits_ended = plan.processor.emits_expired(plan.output_mode)
         self._preemptive_bytes = preemptive_bytes
+        self._combining = combining
+        self._removed_ms = removed_ms
         self.rows_seen = 0
         self.keys_seen = 0
         self.late_rows = 0
+        self.groups = 0
+        """Number of rows that are left if rows of a key, with windows of a key and pane, are combined."""
         self.next_end_ms: int | None = None
         """A lower bound, in ms, on when the first remaining state ends; None if its end emits nothing."""
 
@@ -100,10 +110,12 @@ class ColumnarCalls:
         if self._emits_ended and self._moment != self._moment_of_ends:
             self._written = _Written(table)
         yield from self._end(state, writer, self._moment)
-        chunks = KeyChunks(batches, self._keys, self._plan.rows)
+        chunks = KeyChunks(batches, self._keys, self._plan.rows if self._combining is None else self._combining.rows)
         for chunk in chunks:
             yield from self._process(chunk, state, writer)
-        self.rows_seen, self.keys_seen = chunks.rows_seen, chunks.keys_seen
+        self.keys_seen = chunks.keys_seen
+        if self._combining is None:
+            self.rows_seen = chunks.rows_seen
         if self._written is not None:
             self._written.overlay()
             self._written = None
@@ -117,7 +129,7 @@ class ColumnarCalls:
         if watermark_ms is None:
             return
         if not self._emits_ended:
-            for changes in state.removal(watermark_ms):
+            for changes in state.removal(watermark_ms, self._removed_ms):
                 self._write(changes, writer, preemptive=True)
             return
         for encoded, columns, changes in state.ended(watermark_ms):
@@ -130,14 +142,18 @@ class ColumnarCalls:
                 yield output
 
     def _process(self, chunk: Chunk, state: ColumnarState, writer: LogWriter) -> Iterator[pa.RecordBatch]:
-        windows = self._processor.windows
+        windows, panes = self._processor.windows, self._panes(chunk)
         if windows is None:
             keys = pa.RecordBatch.from_arrays(chunk.keys, schema=self._plan.keys)
             entries = state.entries(chunk.key_groups, chunk.encoded)
-            rows, starts, ends_ms, is_condensed = chunk.rows, chunk.starts, None, False
+            rows, starts, ends_ms, is_condensed = chunk.rows, chunk.starts, None, panes is not None
+            if panes is not None:
+                rows, starts = panes.rows, np.flatnonzero(np.diff(panes.key_of_row, prepend=-1))
+            self.groups += len(starts)
         else:
-            placed = window_rows(chunk, windows, self._moment.watermark_ms, self._processor.condense)
+            placed = window_rows(chunk, windows, self._moment.watermark_ms, self._processor.condense, panes)
             self.late_rows += placed.late_rows
+            self.groups += placed.panes
             if not len(placed.starts):
                 return
             rows, starts, begins, at = placed.rows, placed.starts, placed.begins_us, pa.array(placed.keys)
@@ -153,6 +169,10 @@ class ColumnarCalls:
         self.late_rows += int(results.late_rows)
         results = self._checked(results, len(entries))
         ends_ms = results.expires_ms if windows is None else ends_ms
+        if ends_ms is not None and not self._emits_ended and self._moment.watermark_ms is not None:
+            # It counts as absent from now on, and the next batch only looks for what ends later.
+            ends_later = ends_ms > self._moment.watermark_ms
+            results = replace(results, keep=ends_later if results.keep is None else ends_later & results.keep)
         if ends_ms is not None:
             left = ends_ms if results.keep is None else ends_ms[results.keep]
             self._note_end(int(left.min()) if len(left) else None)
@@ -160,6 +180,22 @@ class ColumnarCalls:
         self._write(changes, writer, preemptive=not chunk.is_last)
         if results.output is not None:
             yield results.output
+
+    def _panes(self, chunk: Chunk) -> Panes | None:
+        """
+        Return the rows as Spark has combined them, and count those; None if it has not.
+
+        Raises:
+            InternalError: Spark has moved them elsewhere.
+        """
+        if self._combining is None:
+            return None
+        own = self._key_groups
+        if chunk.key_groups.min() < own.first or chunk.key_groups.max() > own.last:
+            raise InternalError(f"combined rows of key groups outside {own.first} to {own.last} are in their partition")
+        panes = self._combining.panes(chunk)
+        self.rows_seen += int(panes.counts.sum())
+        return panes
 
     def _write(self, changes: ChangeColumns, writer: LogWriter, *, preemptive: bool) -> None:
         for piece in changes.pieces(self._preemptive_bytes):

@@ -31,6 +31,7 @@ from backend_client.service.partition_table import open_partition
 from backend_client.service.restore import SlowRestoreError, read_change_sets
 from backend_client.spark.batch import BatchContext, Receipt, is_reachable
 from backend_client.spark.columnar_plan import ColumnarPlan
+from backend_client.spark.combining import combining_of
 from backend_client.spark.private.worker_connection import without_delay
 from backend_client.spark.shipping import Parcel
 from backend_client.spark.task.columnar_calls import ColumnarCalls, with_types
@@ -93,6 +94,10 @@ class OperatorTask:
     pandas: PandasSettings | None = None
     """Set for a processor of the pandas API."""
     failover: TaskFailover = field(default_factory=TaskFailover)
+    is_combined: bool = False
+    """Whether Spark has combined the rows; those of a columnar operator."""
+    removed_ms: int | None = None
+    """See `ColumnarCalls`."""
     is_replay: bool = False
     """Whether the rows are of a batch of which the rest ran before."""
 
@@ -156,17 +161,9 @@ class OperatorTask:
     def _target(self, operator: str, partition: int, attempt: int) -> LogTarget:
         """Return the log of an attempt; `operator` is this one or its companion."""
         batch = self.batch
+        job, checkpoint_id, epoch = batch.settings.job, batch.checkpoint_id, batch.epoch
         key_groups = key_group_range(partition, self.parallelism, self.max_parallelism)
-        return LogTarget(
-            batch.settings.job,
-            operator,
-            batch.checkpoint_id,
-            batch.epoch,
-            attempt,
-            partition,
-            key_groups,
-            batch.job_uid,
-        )
+        return LogTarget(job, operator, checkpoint_id, epoch, attempt, partition, key_groups, batch.job_uid)
 
     def _stalled(self, partition: int, attempt: int, rows: Iterable[pa.RecordBatch]) -> Receipt:
         """Set the rows aside; return the receipt. Late rows are late whenever the others run."""
@@ -258,6 +255,7 @@ class OperatorTask:
             refs=writer.refs,
             materialized=part.materialized,
             late_rows=sum(work.late_rows() for work in works),
+            groups=own.input.groups if isinstance(own.input, ColumnarCalls) else 0,
             state_reads=sum(work.state_reads() for work in works),
             table_bytes=part.table.size_bytes(),
             next_due_ms=own.next_due_ms(),
@@ -268,8 +266,10 @@ class OperatorTask:
         self, plan: ColumnarPlan, part: Partition, batches: Iterator[pa.RecordBatch], to_arrow: RowsToArrow
     ) -> Work:
         moments = plan.moments(self.batch.time)
+        sent_bytes, known = self.batch.settings.preemptive_bytes, (part.key_groups, moments)
+        combining = combining_of(plan) if self.is_combined else None
         columnar = ColumnarCalls(
-            plan, self.key_schema, self.states, part.key_groups, moments, self.batch.settings.preemptive_bytes
+            plan, self.key_schema, self.states, *known, sent_bytes, combining=combining, removed_ms=self.removed_ms
         )
         outputs = columnar.run(batches, part.table, part.writer)
         fit = (with_types(output, to_arrow.names, to_arrow.types) for output in outputs)

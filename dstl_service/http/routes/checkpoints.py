@@ -42,7 +42,9 @@ async def show_checkpoint(job: JobName, checkpoint_id: CheckpointId, parts: Serv
 @router.post("/{checkpoint_id}/begin")
 async def begin(job: JobName, checkpoint_id: CheckpointId, body: EpochRequest, parts: ServiceParts) -> BeginResponse:
     """Start a checkpoint; change sets of earlier tries at it are forgotten."""
-    return BeginResponse(parts.service_id, await parts.checkpointer.begin(job, checkpoint_id, body.epoch))
+    wanted = await parts.checkpointer.begin(job, checkpoint_id, body.epoch)
+    numbers = {operator: one.parallelism for operator, one in wanted.items()}
+    return BeginResponse(parts.service_id, numbers, {operator: one.request for operator, one in wanted.items()})
 
 
 @router.post("/{checkpoint_id}/flush", status_code=status.HTTP_204_NO_CONTENT)

@@ -78,7 +78,7 @@ async def request_parallelism(
     """Have the running query change an operator's parallelism; returns all such requests since the query started."""
     wanted = await parts.requested_parallelism.request(await parts.jobs.stored(job), operator, body.parallelism)
     acts.record("rescale", job, operator=operator, parallelism=body.parallelism)
-    return wanted
+    return {name: one.parallelism for name, one in wanted.items()}
 
 
 @router.post("/v1/jobs/{job}/batches", status_code=status.HTTP_204_NO_CONTENT)

@@ -33,8 +33,9 @@ class Table:
         for key, value in (pair for part in parts for pair in part.pairs()):
             self.entries.pop(key, None) if value is None else self.entries.__setitem__(key, value)
 
-    def between(self, low: bytes, high: bytes) -> Iterator[tuple[bytes, bytes]]:
-        return iter(sorted((key, value) for key, value in self.entries.items() if low <= key < high))
+    def between(self, ranges: Iterable[tuple[bytes, bytes]]) -> Iterator[tuple[bytes, bytes]]:
+        for low, high in ranges:
+            yield from sorted((key, value) for key, value in self.entries.items() if low <= key < high)
 
 
 class Writer:
@@ -77,6 +78,7 @@ class Task:
         watermark_ms: int | None = None,
         batch_rows: int = 3,
         ends_ms: int | None = None,
+        removed_ms: int | None = None,
     ) -> list[Any]:
         """Run one batch and return its output as dictionaries; state up to `ends_ms` ends after the rows."""
         ordered = sorted(rows, key=lambda row: (key_group(row["k"]), str(type(row["k"])), row["k"] or 0))
@@ -89,6 +91,7 @@ class Task:
             KEY_GROUPS,
             (moment, moment if ends_ms is None else BatchMoment(self.plan.output_mode, ends_ms, 0)),
             self.preemptive_bytes,
+            removed_ms=removed_ms,
         )
         writer = Writer()
         # Replace table and log writer.

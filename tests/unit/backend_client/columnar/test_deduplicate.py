@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from datetime import timedelta
 from time import process_time
 from typing import Any
 
+import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from backend_client.columnar import Deduplicate
+from backend_client.columnar import Deduplicate, KeyBatch, KeyResults
+from backend_client.columnar.deduplicate import _order
 from storage.errors import InvalidInputError
 from tests.unit.backend_client.columnar.columnar_task import Task
 from tests.unit.backend_client.columnar.test_windows import BEGIN, ROWS, SECOND, ms, row
@@ -50,6 +53,43 @@ def test_key_without_state_ends_nothing() -> None:
     assert task.run([row(1, 5), row(2, None)], ms(22)) == []
     assert task.run([row(1, 23), row(2, 5)], ms(22)) != []
     assert task.next_ends_ms == [None, ms(33)]
+
+
+def test_nothing_is_left_of_ended_state() -> None:
+    """Each batch removes what has ended since the one before, so all is gone although no batch looks at all of it."""
+    task = Task(Deduplicate("at", within=10 * SECOND), ROWS)
+    removed_ms = None
+    for second in (0, 7, 14, 14, 21, 60):
+        watermark_ms = ms(second)
+        task.run([row(key, second + key) for key in range(5)], watermark_ms, removed_ms=removed_ms)
+        removed_ms = watermark_ms
+    task.run([], ms(80), removed_ms=removed_ms)
+    assert task.table.entries == {}
+
+
+class EndingAtOnce(Deduplicate):
+    """Its state has ended when it is written."""
+
+    def process(self, batch: KeyBatch) -> KeyResults:
+        results = super().process(batch)
+        assert batch.moment.watermark_ms is not None
+        return replace(results, expires_ms=np.full(len(batch.starts), batch.moment.watermark_ms))
+
+
+def test_ended_state_is_not_written() -> None:
+    """State that has ended and emits nothing is not written, since the next batch would not look for it."""
+    task = Task(EndingAtOnce("at", within=10 * SECOND), ROWS)
+
+    assert task.run([row(1, 5)], ms(0)) != []
+    assert task.table.entries == {}
+
+
+def test_order_does_not_depend_on_the_times() -> None:
+    """Rows are sorted by key and time also where both do not fit into one number."""
+    times = np.array([3, -(2**62), 2**62, 1, 3, 2])
+    keys = np.array([0, 0, 0, 1, 1, 1])
+    assert _order(keys, times).tolist() == np.lexsort((times, keys)).tolist() == [1, 0, 2, 3, 5, 4]
+    assert _order(keys[3:], times[3:]).tolist() == [0, 2, 1]
 
 
 def test_end_that_emits_nothing_is_not_due() -> None:

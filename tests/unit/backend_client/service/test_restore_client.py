@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -107,6 +107,16 @@ def test_impatient_task_gives_up_large_restore(table: StateTable) -> None:
     assert (table.version, table.get(key(10))) == ("3.0.u", b"old")
     assert client.patience_s is not None
     assert 0 < client.patience_s <= 1
+
+
+def test_whole_table_needs_more_time_than_a_difference(table: StateTable) -> None:
+    """In a second a task expects changes of 150 MB, which may be those of the batch before, but no table of 150 MB."""
+    for is_full, comes in ((False, True), (True, False)):
+        header, _ = plan(full=is_full)
+        client = ScriptedClient(({**header, "bytes": 150 << 20}, b""), changed({key(12): b"1"}), END)
+        with nullcontext() if comes else pytest.raises(SlowRestoreError, match="bytes take longer"):
+            advance_to_base(table, client, "job", "op", GROUPS, BASE, patience_s=1)  # type: ignore[arg-type]
+        table.advance([], "3.0.u")
 
 
 def test_impatient_task_gives_up_slow_restore(table: StateTable) -> None:

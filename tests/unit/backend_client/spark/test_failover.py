@@ -131,6 +131,26 @@ def test_stalled_partition_does_not_try_while_it_is_restored() -> None:
     assert [info.name for info in query.latest.operators] == ["op", "op.set-aside"], "it says that nothing waits"
 
 
+def test_restore_that_ended_within_a_batch_is_of_use_to_the_next() -> None:
+    """Where each batch begins while tables are being restored, a partition does not stay stalled for ever."""
+    query = Query()
+    query.batch()
+    query.batch(stalled(1, rows=10))
+    batch = query.begin()
+    assert query.told(batch) == [SOON, AT_ONCE]
+    query.restores.may_end.set()
+    query.failover.restoring.wait()
+    query.restores.may_end.clear()
+    batch.took(query.info, [ran(0), stalled(1, rows=10)])
+    batch.close(None)
+    query.complete(batch)
+
+    assert query.told(query.begin()) == [SOON, SOON]
+    query.batch(stalled(1, rows=10))
+    assert query.told(query.begin()) == [SOON, AT_ONCE]
+    query.restores.may_end.set()
+
+
 def test_time_waits_with_the_rows() -> None:
     """I14: a batch without rows for a stalled partition is listed if something may be due in it, else it is not."""
     query = Query(TimeMode.EVENT)

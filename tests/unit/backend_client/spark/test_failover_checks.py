@@ -72,3 +72,20 @@ def test_waiting_rows_have_the_query_columns() -> None:
     check(forgetting, checkpoint("struct<k:string>", lost))
     with pytest.raises(InvalidInputError, match="are set aside"):
         check(forgetting, checkpoint("struct<k:string>", entry))
+
+
+def test_waiting_rows_are_not_late_for_a_new_operator() -> None:
+    """An operator in event time that a restart adds behind would drop what comes of them; before them, it may be."""
+    columns = SCHEMA.simpleString()
+    chain = query(("a", TimeMode.NONE), ("b", TimeMode.EVENT))
+    for waiting in (RowsSetAside(4, 0, 9, 5, 70), RowsSetAside(4, 0, 9, 0, 0)):
+        with pytest.raises(InvalidInputError, match="would be late for operator 'b'"):
+            check(chain, checkpoint(columns, waiting))
+        check(query(("a", TimeMode.NONE), ("b", TimeMode.PROCESSING)), checkpoint(columns, waiting))
+        check(query(("b", TimeMode.EVENT), ("a", TimeMode.NONE)), checkpoint(columns, waiting))
+    check(chain, checkpoint(columns))
+    lost = checkpoint(columns, RowsSetAside(4, 0, 9, 5, 70, is_lost=True))
+    check(chain, lost)
+    replaying = query(("a", TimeMode.NONE), ("b", TimeMode.EVENT), lost_rows="replay")
+    with pytest.raises(InvalidInputError, match="would be late for operator 'b'"):
+        check(replaying, lost)

@@ -70,6 +70,12 @@ def test_new_spark_checkpoint_is_taken() -> None:
     check(FakeLog("own", "older", origin=ORIGIN), first(rewound_from=FIRST))
 
 
+def test_fork_that_was_set_back_keeps_its_spark_checkpoint() -> None:
+    """I14: in a new one, batches would have the ids of those given up, and Spark's sinks would leave them out."""
+    with pytest.raises(InvalidInputError, match="Use the checkpointLocation that the fork was started with"):
+        check(FakeLog(None), first(rewound_from=CheckpointRef(7, 0, "given-up")))
+
+
 @pytest.mark.parametrize(
     ("log", "latest"),
     [

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from backend_client.spark.failover.host_watch import HostWatch, is_driver_cut_off
+from backend_client.spark.failover.host_watch import LOOKS, HostWatch, is_driver_cut_off
 from storage.errors import UnavailableError
 from tests.waiting import wait_until
 
@@ -25,7 +25,7 @@ class Cluster:
 
     def look(self) -> None:
         """Look until a host that is silent all the time is given up."""
-        for _ in range(3):
+        for _ in range(LOOKS):
             self.watch.look()
 
     def restart(self, group: str, _: str) -> int:
@@ -53,9 +53,10 @@ def test_silent_host_loses_its_executors_once() -> None:
 
 
 def test_host_that_is_silent_for_a_moment_keeps_its_executors() -> None:
-    """One or two looks decide nothing, and those of an earlier silence do not count."""
+    """A few looks decide nothing, and those of an earlier silence do not count."""
     cluster = Cluster()
-    for silent in (["127.0.0.2"], ["127.0.0.2"], [], ["127.0.0.2"], ["127.0.0.2"]):
+    some = [["127.0.0.2"]] * (LOOKS - 1)
+    for silent in (*some, [], *some):
         cluster.silent = silent
         cluster.watch.look()
     assert cluster.removed == []
@@ -121,7 +122,7 @@ def test_executor_that_cannot_be_given_up_keeps_no_other() -> None:
     watch = HostWatch(lambda: ["127.0.0.2"], lambda: EXECUTORS, remove, cluster.restart)
     watch.begin("the run")
     watch.end()
-    for _ in range(3):
+    for _ in range(LOOKS):
         watch.look()
     assert removed == ["2", "3"]
     assert cluster.restarted == ["the run"]

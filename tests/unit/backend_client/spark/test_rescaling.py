@@ -70,7 +70,7 @@ def test_renamed_operator_is_asked_for_by_its_present_name() -> None:
     prepare.may_go_on.release(100)
     renamed = [OperatorInfo("one", 2, "", {}, called="two"), OperatorInfo("two.2", 4, "", {}, called="one")]
     rescaling = Rescaling(renamed, 128, prepare)
-    rescaling.follow({"two": 8})
+    rescaling.follow({"two": 8}, {"two": "a"})
     wait_until(
         lambda: [info.parallelism for info in rescaling.taken(renamed)] == [8, 4], what="the batch that switches"
     )
@@ -113,15 +113,30 @@ def test_requests_of_an_administrator_count_once(caplog: pytest.LogCaptureFixtur
     prepare = Preparation()
     prepare.may_go_on.release(100)
     rescaling = Rescaling(INFOS, 128, prepare)
-    rescaling.follow({"one": 8, "three": 1})
+    rescaling.follow({"one": 8, "three": 1}, {"one": "a", "three": "b"})
     switched(rescaling, [8, 4])
     rescaling.request("one", 5)
-    rescaling.follow({"one": 8, "three": 1})
+    rescaling.follow({"one": 8, "three": 1}, {"one": "a", "three": "b"})
     switched(rescaling, [5, 4])
 
-    rescaling.follow({"one": 6})
+    rescaling.follow({"one": 6}, {"one": "c"})
     switched(rescaling, [6, 4])
     assert caplog.text.count("no stateful operator 'three'") == 1
+
+
+def test_same_number_may_be_requested_again() -> None:
+    """An administrator's second request of a number counts, after a rule has changed it in between."""
+    prepare = Preparation()
+    prepare.may_go_on.release(100)
+    rescaling = Rescaling(INFOS, 128, prepare)
+    rescaling.follow({"one": 8}, {"one": "first"})
+    switched(rescaling, [8, 4])
+    rescaling.request("one", 5)
+    switched(rescaling, [5, 4])
+
+    rescaling.follow({"one": 8}, {"one": "second"})
+
+    switched(rescaling, [8, 4])
 
 
 def test_failed_preparation_does_not_prevent_the_switch() -> None:

@@ -110,3 +110,14 @@ def test_entry_that_is_deleted_while_it_is_copied_is_missed(files: LocalFiles, t
     fork.fork(7, OFFSETS, "first", None, "origin", parent, {0: 2})
     assert fork.is_of_fork("origin")
     assert sorted(path.name for path in (tmp_path / "fork/sources/0").iterdir()) == ["0", "1", "2"]
+
+
+def test_entry_that_an_interrupted_call_left_empty_is_written_again(tmp_path: Path) -> None:
+    """Hadoop makes a file before it has its content; Spark would not start with an empty entry."""
+    log = checkpoint(tmp_path / "query")
+    log.rewind(7, OFFSETS, "first")
+    empty = [tmp_path / "query" / name for name in ("commits/6", "commits/7", "offsets/6")]
+    for path in empty:
+        path.write_text("", encoding="utf-8")
+    log.rewind(7, OFFSETS, "second")
+    assert all(path.read_text(encoding="utf-8") for path in empty)

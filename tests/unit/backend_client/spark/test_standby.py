@@ -27,6 +27,8 @@ class Hosts:
         self.ready: set[str] = set()
         self.told: list[list[str]] = []
         self.executors = 3
+        self.cold: list[tuple[str, str]] = []
+        self.fails = False
 
     def look(self, _: object, ready: Collection[str]) -> None:
         """Note the ready hosts."""
@@ -37,9 +39,15 @@ class Hosts:
         assert parallelism == len(SEATS.runners)
         return SEATS
 
-    def frame_at(self, hosts: list[str]) -> Any:
-        """Note the hosts of a job that tells them the plan, and return a frame of no answers."""
-        self.told.append(hosts)
+    def warmed(self, executors: Collection[tuple[str, str]]) -> None:
+        """Forget cold executors."""
+        self.cold = [executor for executor in self.cold if executor not in executors]
+
+    def frame_at(self, hosts: list[str], executors: Collection[tuple[str, str]]) -> Any:
+        """Note the places of a job that tells them the plan, and return a frame of no answers."""
+        if self.fails:
+            raise RuntimeError("the job has failed")
+        self.told.append([*hosts, *(f"{host}/{executor}" for executor, host in executors)])
         return SimpleNamespace(mapInArrow=lambda *_: SimpleNamespace(collect=list))
 
 
@@ -118,6 +126,22 @@ def test_hosts_without_tasks_are_told_apart() -> None:
         told = len(hosts.told)
         wait_until(lambda: tells_again(told))  # noqa: B023
     assert hosts.told[-1] == ["b", "c"]
+
+
+def test_cold_executors_are_told_until_it_succeeds() -> None:
+    """An executor that has come is told by a job of its own; if that fails, it stays cold, and the next batch does."""
+    hosts = Hosts()
+    query = standby(hosts)
+    hosts.cold = [("7", "b"), ("8", "c")]
+    hosts.fails = True
+    query.plan(INFOS)
+    wait_until(lambda: not query.is_telling)
+    assert hosts.cold == [("7", "b"), ("8", "c")]
+
+    hosts.fails = False
+    query.plan(INFOS)
+    wait_until(lambda: not hosts.cold)
+    assert hosts.told == [["b/7", "c/8"]], "c, which runs no partition, is not told twice"
 
 
 def test_output_is_kept_twice_where_that_is_possible() -> None:

@@ -12,7 +12,7 @@ from backend_client.standby.copy_client import NoRoomError
 from backend_client.standby.follower import Follower
 from backend_client.standby.orders import Order, TableName
 from backend_client.standby.upkeep import NO_ROOM_S
-from dstl_service.wire import CheckpointRef
+from dstl_service.wire import BRANCH_GENERATIONS, CheckpointRef
 from storage.key_groups import KeyGroupRange
 
 NAME = TableName("op", KeyGroupRange(0, 9))
@@ -21,8 +21,8 @@ NAME = TableName("op", KeyGroupRange(0, 9))
 class CrampedClient:
     """A service whose answers find room only sometimes."""
 
-    def __init__(self) -> None:
-        self.has_room = False
+    def __init__(self, *, has_room: bool = False) -> None:
+        self.has_room = has_room
         self.asked = self.read_bytes = 0
 
     @contextmanager
@@ -35,12 +35,17 @@ class CrampedClient:
         yield iter([(plan, b""), ({"kind": "end"}, b"")])
 
 
+def order_of(tmp_path: Path, epoch: int, base: CheckpointRef) -> Order:
+    """Return an order for the one copy."""
+    settings = BackendSettings(f"file://{tmp_path / 'store'}", "job", local_dir=str(tmp_path / "local"))
+    return Order(settings, "uid", epoch, base, (NAME,))
+
+
 def test_copy_without_room_is_tried_again(tmp_path: Path) -> None:
     """A host whose disk was full for a moment keeps its copies again when there is room."""
     client, now = CrampedClient(), [0.0]
     follower = Follower(tmp_path, client, lambda: now[0])  # type: ignore[arg-type]
-    settings = BackendSettings(f"file://{tmp_path / 'store'}", "job", local_dir=str(tmp_path / "local"))
-    order = Order(settings, "uid", 1, CheckpointRef(7, 0, "u"), (NAME,))
+    order = order_of(tmp_path, 1, CheckpointRef(7, 0, "u"))
     for _ in range(3):
         follower.round(order)
     assert (client.asked, follower.copies) == (1, {})
@@ -49,3 +54,17 @@ def test_copy_without_room_is_tried_again(tmp_path: Path) -> None:
     follower.round(order)
 
     assert follower.copies[NAME].checkpoint_id == 7
+
+
+def test_copy_of_what_a_rewind_gave_up_is_made_again(tmp_path: Path) -> None:
+    """A copy past the target of a rewind is not taken for a recent one: it leads to no checkpoint of the new branch."""
+    client = CrampedClient(has_room=True)
+    follower = Follower(tmp_path, client)  # type: ignore[arg-type]
+    follower.round(order_of(tmp_path, 1, CheckpointRef(9, 0, "given-up")))
+    rewound = CheckpointRef(4, 2 * BRANCH_GENERATIONS, "target")
+    follower.round(order_of(tmp_path, 2, rewound))
+
+    assert client.asked == 2
+    assert (follower.copies[NAME].checkpoint_id, follower.copies[NAME].branch) == (4, rewound.branch)
+    follower.round(order_of(tmp_path, 2, rewound))
+    assert client.asked == 2

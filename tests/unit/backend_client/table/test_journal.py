@@ -93,7 +93,7 @@ def test_reads_see_the_journal(
             assert found.to_pylist() == list(map(expected.get, keys))
         shown = {key: value for key, value in table.scan(low) if key != VERSION_KEY}
         assert shown == {key: value for key, value in expected.items() if key.startswith(low)}
-        shown = {key: value for key, value in table.between(low, high) if key != VERSION_KEY}
+        shown = {key: value for key, value in table.between([(low, high)]) if key != VERSION_KEY}
         assert shown == {key: value for key, value in expected.items() if low <= key < high}
     shutil.rmtree(folder)
 

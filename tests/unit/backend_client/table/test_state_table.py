@@ -45,6 +45,30 @@ def test_new_table_has_no_version(tmp_path: Path) -> None:
     table.close()
 
 
+def test_all_files_have_a_filter(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Absent keys are not searched for: files of a table that was opened again have a Bloom filter, too."""
+    monkeypatch.setattr(state_table, "CHANGES_MAX", 10)
+    for number in range(3):
+        table = StateTable.open(tmp_path)
+        table.advance(((f"{number}-{at}".encode(), b"x") for at in range(11)), f"{number}.0.u")
+        table.close()
+
+    files = list(tmp_path.rglob("*.sst"))
+    assert files
+    assert all(b"fullfilter.rocksdb.BuiltinBloomFilter" in file.read_bytes() for file in files)
+
+
+def test_last_change_of_a_key_is_found_in_any_part(tmp_path: Path) -> None:
+    """Look-ups of many keys find the newest change, deletions among them, and what only the table has."""
+    table = StateTable.open(tmp_path)
+    table.advance([(b"a", b"1"), (b"b", b"1"), (b"c", b"1"), (b"d", b"1")], "0.0.u")
+    table.overlay(list(in_columns([(b"a", b"2"), (b"b", b"2"), (b"c", b"2")])))
+    table.overlay(list(in_columns([(b"b", None), (b"c", b"3"), (b"e", b"3")])))
+    keys = pa.array([b"e", b"d", b"c", b"b", b"a", b"f"], pa.binary())
+    assert table.get_many(keys, 1.0).to_pylist() == [b"3", b"1", b"3", None, b"2", None]
+    table.close()
+
+
 def test_changes_that_lie_over_a_table(tmp_path: Path) -> None:
     """I1: changes laid over a table are seen by every way of reading, and are gone when it is closed."""
     for _ in range(2):  # once opened for writing, once opened read-only
@@ -56,7 +80,7 @@ def test_changes_that_lie_over_a_table(tmp_path: Path) -> None:
 
         assert [table.get(key) for key in (b"a1", b"a2", b"b1")] == [b"newer", None, b"kept"]
         assert list(table.scan(b"a")) == [(b"a1", b"newer"), (b"a3", b"more")]
-        assert list(table.between(b"a2", b"c")) == [(b"a3", b"more"), (b"b1", b"kept")]
+        assert list(table.between([(b"a2", b"c")])) == [(b"a3", b"more"), (b"b1", b"kept")]
         keys = pa.array([b"a1", b"a2", b"b1"], pa.binary())
         assert table.get_many(keys, 1.0).to_pylist() == [b"newer", None, b"kept"]
         table.close()
@@ -367,7 +391,7 @@ def test_damage_is_an_error_for_every_read(tmp_path: Path, read: str) -> None:
         elif read == "scan":
             list(table.scan(b"\x00\x00"))
         elif read == "between":
-            list(table.between(keys[100], keys[-100]))
+            list(table.between([(keys[100], keys[-100])]))
         else:
             table.get_many(pa.array(keys, pa.binary()), 1.0)
     table.close()
@@ -430,7 +454,11 @@ def test_many_values_are_read_at_once(tmp_path: Path, entries: int, asked: list[
 
         found = table.get_many(pa.array(asked, pa.binary()), 1.0)
         assert found.to_pylist() == [stored.get(key) for key in asked]
-        assert list(table.between(b"k-0002", b"k-0005")) == [(b"k-0002", b"2"), (b"k-0003", b"3"), (b"k-0004", b"4")]
+        assert list(table.between([(b"k-0002", b"k-0005")])) == [
+            (b"k-0002", b"2"),
+            (b"k-0003", b"3"),
+            (b"k-0004", b"4"),
+        ]
 
 
 def test_values_are_read_after_reopening(tmp_path: Path) -> None:

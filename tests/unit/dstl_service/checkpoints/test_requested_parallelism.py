@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 from typing import Any
 
@@ -72,6 +73,31 @@ def test_request_of_the_command_reaches_a_running_coordinator(
         wait_until(lambda: begun(life, 1) == {"op": 5}, what="the request")
 
 
+def test_requests_of_the_same_number_differ() -> None:
+    """A repeated request has another id, those of other operators keep theirs, and an earlier version's has none."""
+    store, clock = MemoryStore(), FakeClock()
+
+    def ids(life: Life) -> Any:
+        return life.begin(1).json()["requests"]
+
+    with service(store, clock) as life:
+        life.open()
+        completed(life)
+        request(life, "op", 8)
+        first = ids(life)
+        assert first == ids(life)
+
+        request(life, "op", 8)
+
+        assert ids(life)["op"] not in ("", first["op"])
+        assert begun(life, 1) == {"op": 8}
+        store.put("job/hints/parallelism.json", json.dumps({"epoch": life.epoch, "operators": {"op": 3}}).encode())
+        begun(life, 1)
+        clock.advance(LOOK_MS)
+        wait_until(lambda: begun(life, 1) == {"op": 3}, what="the request")
+        assert ids(life) == {"op": ""}
+
+
 def test_impossible_requests_are_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """An unknown operator and a parallelism out of bounds are refused, and nothing is requested."""
     url = f"file://{tmp_path}"
@@ -89,7 +115,16 @@ def test_impossible_requests_are_refused(tmp_path: Path, capsys: pytest.CaptureF
         assert begun(life, 1) == {}
 
 
-@pytest.mark.parametrize("content", [b"{", b"[]", b'{"epoch": 1, "operators": {"op": 0}}', b'{"epoch": 1}'])
+@pytest.mark.parametrize(
+    "content",
+    [
+        b"{",
+        b"[]",
+        b'{"epoch": 1, "operators": {"op": 0}}',
+        b'{"epoch": 1}',
+        b'{"epoch": 1, "operators": {"op": "8"}, "requests": 1}',
+    ],
+)
 def test_unreadable_request_counts_as_none(content: bytes) -> None:
     """Anybody who writes the store may write anything there; checkpoints go on."""
     store, clock = MemoryStore(), FakeClock()

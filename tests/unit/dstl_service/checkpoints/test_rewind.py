@@ -494,7 +494,7 @@ def test_changed_operators_are_beside_the_checkpoint(tmp_path: Path, capsys: pyt
     assert (newest["renamed"], newest["removed"]) == ({"old": "new"}, ["gone"])
     assert main(["checkpoints", "--storage", store.url, "job"]) == 0
     assert "  renamed old->new  removed gone" in capsys.readouterr().out
-    assert driver.jobs.request_parallelism("new", 3)[1] == {"new": 3}
+    assert driver.jobs.request_parallelism("new", 3)[1]["new"].parallelism == 3
     with pytest.raises(NotFoundError, match="no operator 'old'; its newest checkpoint has: new"):
         driver.jobs.request_parallelism("old", 3)
 
@@ -535,3 +535,7 @@ def test_losses_are_listed(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -
     assert main(["losses", "--storage", store.url, "--json", "job"]) == 0
     (document,) = map(json.loads, capsys.readouterr().out.splitlines())
     assert (document["operator"], document["batch"], document["rows"]) == ("op", 3, 5)
+    rescaled = replace(companion, parallelism=8)
+    driver.latest, _ = driver.jobs.create(replace(driver.request(), operators=(rescaled,)))
+    assert main(["losses", "--storage", store.url, "job"]) == 0
+    assert capsys.readouterr().out.splitlines() == [line.replace("partition=1", "partition=-")], "it is of another one"

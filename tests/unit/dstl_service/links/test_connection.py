@@ -112,12 +112,16 @@ def test_too_many_requests_are_refused(tmp_path: Path) -> None:
 def test_silent_side_is_left(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """After three heartbeats without a byte, requests end with an error, and so does every later one."""
     monkeypatch.setattr(module, "HEARTBEAT_S", 0.01)
+    sent = b""
 
     async def main() -> None:
         async def accept(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-            await reader.read()
+            nonlocal sent
+            sent = await reader.read()
             writer.close()
+            ended.set()
 
+        ended = asyncio.Event()
         server = await asyncio.start_unix_server(accept, tmp_path / "s")
         reader, writer = await asyncio.open_unix_connection(tmp_path / "s")
         end = LinkConnection(LinkStreams(reader, writer, FrameDecoder()), echo, FrameRoom(LinkRoom(), "job"))
@@ -127,9 +131,11 @@ def test_silent_side_is_left(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) ->
         await serving
         with pytest.raises(LinkEndedError):
             await end.request({})
+        await ended.wait()
         server.close()
 
     asyncio.run(main())
+    assert sent.count(encode_frame({})) == module.SILENT_HEARTBEATS_MAX
 
 
 def test_quiet_link_stays(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -11,12 +11,8 @@ from loadtest.soak.samples import Sample, figures, histories
 
 def run(objects: Callable[[int], float], count: int = 30) -> list[Sample]:
     """Return the samples of a run with a sample every ten batches, in which only the objects change."""
-    return [
-        Sample(
-            10 * n + 9, 300.0, {"the driver": 100_000_000, "the sidecar": 90_000_000}, int(objects(n)), 5_000_000, 8_000
-        )
-        for n in range(count)
-    ]
+    memory = {"the driver": 100_000_000, "the sidecar": 90_000_000}
+    return [Sample(10 * n + 9, 300.0, memory, 200_000_000, int(objects(n)), 5_000_000, 8_000) for n in range(count)]
 
 
 def test_flat_run_reaches_all_goals() -> None:
@@ -63,9 +59,10 @@ def test_plots_have_all_measures() -> None:
     assert [plot.title for plot in plots] == [
         "Memory (RSS)",
         "Batch",
+        "Heap of the JVM",
         "Objects in the bucket",
         "Bytes in the bucket",
         "Local disk",
     ]
     assert [line.name for line in plots[0].series] == ["memory (RSS) of the driver", "memory (RSS) of the sidecar"]
-    assert plots[2].series[0].points[-1] == (299, 29)
+    assert plots[3].series[0].points[-1] == (299, 29)

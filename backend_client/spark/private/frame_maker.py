@@ -1,0 +1,202 @@
+"""
+Makes the frames of a batch with few questions to the JVM.
+
+PySpark asks the JVM for each list that it passes, for each element of it, for each column, and for a function's
+surroundings, and once more to let go of each. And Spark parses each expression. Most of that is the same in every
+batch: here it is made once, and kept in the JVM. The frames are those that the public methods of the same names make.
+
+Expressions are kept for all sessions of an application, so they must mean the same under all settings.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator
+from functools import lru_cache
+from inspect import signature
+from typing import Any
+from weakref import WeakKeyDictionary
+
+import pyarrow as pa
+from pyspark import SparkContext
+from pyspark.serializers import CloudPickleSerializer
+from pyspark.sql import DataFrame
+from pyspark.sql.types import StructType
+from pyspark.sql.udf import UserDefinedFunction
+from pyspark.util import PythonEvalType
+
+from backend_client.spark.private.session import needed
+
+_SERVED_FRAMES = "making a batch's frames needs it, and there is no substitute"
+_KEPT_MAX = 64
+"""Lists and columns of each kind: a few for each operator; those with a batch's time in them are used once."""
+_FUNCTION = "org.apache.spark.sql.execution.python.UserDefinedPythonFunction"
+_PROFILES = ("spark.python.profile", "spark.python.profile.memory")
+
+ArrowFunction = Callable[[Iterable[pa.RecordBatch]], Iterator[pa.RecordBatch]]
+
+
+class FrameMaker:
+    """
+    Makes frames of one application; thread-safe.
+
+    Args:
+        context: The application.
+    """
+
+    def __init__(self, context: SparkContext) -> None:
+        jvm: Any = context._jvm
+        self._to_seq = jvm.PythonUtils.toSeq
+        with needed("Column.as", _SERVED_FRAMES):
+            self._functions = getattr(jvm, "org.apache.spark.sql.functions")
+            self._contains = self._functions.contains
+            self._join = getattr(jvm, "java.lang.String").join
+            self._encoder = getattr(jvm, "org.apache.spark.sql.Encoders").STRING()
+            self._column = getattr(jvm, "org.apache.spark.sql.classic.ExpressionUtils").column
+            self._parser = getattr(jvm, "org.apache.spark.sql.catalyst.parser.CatalystSqlParser")()
+        self._python = _PythonFunctions(context)
+        self._columns = lru_cache(_KEPT_MAX)(self._new_columns)
+        self._texts = lru_cache(_KEPT_MAX)(self._new_texts)
+        self._expression = lru_cache(_KEPT_MAX)(self._new_expression)
+        self._expressions = lru_cache(_KEPT_MAX)(self._new_expressions)
+        self._beginning = lru_cache(_KEPT_MAX)(self._new_beginning)
+
+    @classmethod
+    def of(cls, frame: DataFrame) -> FrameMaker:
+        """Return the one of a frame's application."""
+        context = frame.sparkSession.sparkContext
+        maker = _makers.get(context)
+        if maker is None:
+            maker = _makers[context] = cls(context)
+        return maker
+
+    def select_expr(self, frame: DataFrame, *expressions: str) -> DataFrame:
+        """Return ``selectExpr`` of a frame."""
+        with needed("Dataset.select", _SERVED_FRAMES):
+            return self._made(frame, frame._jdf.select(self._expressions(expressions)))
+
+    def repartition_by_id(self, frame: DataFrame, partitions: int, expression: str) -> DataFrame:
+        """Return ``repartitionById`` of a frame, by an expression."""
+        with needed("Dataset.repartitionById", _SERVED_FRAMES):
+            return self._made(frame, frame._jdf.repartitionById(partitions, self._expression(expression)))
+
+    def sort_within_partitions(self, frame: DataFrame, *columns: str) -> DataFrame:
+        """Return ``sortWithinPartitions`` of a frame."""
+        with needed("Dataset.sortWithinPartitions", _SERVED_FRAMES):
+            return self._made(frame, frame._jdf.sortWithinPartitions(self._columns(columns)))
+
+    def where(self, frame: DataFrame, condition: str) -> DataFrame:
+        """Return ``where`` of a frame."""
+        with needed("Dataset.filter", _SERVED_FRAMES):
+            return self._made(frame, frame._jdf.filter(self._expression(condition)))
+
+    def where_unlisted(self, frame: DataFrame, passed: str, value: str, listed: str, other: str) -> DataFrame:
+        """
+        Return ``where`` of a frame, by a condition of which only a text differs from batch to batch.
+
+        Args:
+            frame: The frame.
+            passed: The condition for rows that stay.
+            value: The text of other rows, which are left out if it is a part of `listed`.
+            listed: The text.
+            other: What is evaluated for all other rows: whether they stay.
+        """
+        with needed("Column.when", _SERVED_FRAMES):
+            is_listed = self._contains(self._functions.lit(listed), self._expression(value))
+            condition = self._beginning(passed).when(is_listed, False).otherwise(self._expression(other))
+            return self._made(frame, frame._jdf.filter(condition))
+
+    def drop(self, frame: DataFrame, column: str) -> DataFrame:
+        """Return ``drop`` of a frame."""
+        with needed("Dataset.drop", _SERVED_FRAMES):
+            return self._made(frame, frame._jdf.drop(column))
+
+    def map_in_arrow(
+        self, frame: DataFrame, names: tuple[str, ...], function: ArrowFunction, schema: StructType
+    ) -> DataFrame:
+        """
+        Return ``mapInArrow`` of a frame.
+
+        Args:
+            frame: The frame.
+            names: The names of its columns; none has a dot or a quote.
+            function: The function.
+            schema: The schema of its output.
+        """
+        column = self._python.column(frame.sparkSession.sparkContext, function, schema, self._columns(names))
+        if column is None:
+            return frame.mapInArrow(function, schema)
+        with needed("Dataset.mapInArrow", _SERVED_FRAMES):
+            return self._made(frame, frame._jdf.mapInArrow(column, False, None))
+
+    def texts(self, frame: DataFrame, column: str) -> list[str]:
+        """Compute a frame; return the values of a column of strings that has no null, and no line break."""
+        with needed("Dataset.select", _SERVED_FRAMES):
+            joined = str(self._join("\n", frame._jdf.select(self._texts(column)).collectAsList()))
+        return joined.split("\n") if joined else []
+
+    @staticmethod
+    def _made(frame: DataFrame, java_frame: Any) -> DataFrame:
+        return DataFrame(java_frame, frame.sparkSession)
+
+    def _new_expression(self, expression: str) -> Any:
+        return self._column(self._parser.parseExpression(expression))
+
+    def _new_expressions(self, expressions: tuple[str, ...]) -> Any:
+        return self._to_seq([self._new_expression(expression) for expression in expressions])
+
+    def _new_beginning(self, condition: str) -> Any:
+        return self._functions.when(self._new_expression(condition), True)
+
+    def _new_columns(self, names: tuple[str, ...]) -> Any:
+        return self._to_seq([self._functions.col(name) for name in names])
+
+    def _new_texts(self, name: str) -> Any:
+        return getattr(self._functions.col(name), "as")(self._encoder)
+
+
+_makers: WeakKeyDictionary[SparkContext, FrameMaker] = WeakKeyDictionary()
+
+
+class _PythonFunctions:
+    """What Spark needs to know of a Python function, beside the function itself."""
+
+    def __init__(self, context: SparkContext) -> None:
+        jvm: Any = context._jvm
+        with needed("UserDefinedPythonFunction", _SERVED_FRAMES):
+            self._new_simple = jvm.SimplePythonFunction
+            self._new_function = getattr(jvm, _FUNCTION)
+            self._new_map, self._new_list = (getattr(jvm, f"java.util.{name}") for name in ("HashMap", "ArrayList"))
+            self._inline_max = int(jvm.PythonUtils.getBroadcastThreshold(context._jsc))
+        self._none = self._new_list()
+        # PySpark 4.3 adds the function in SQL, and the categories of its inputs, which a function of batches has not.
+        translates = "include_transpiled" in signature(UserDefinedFunction._create_judf).parameters
+        self._more = (self._none, self._none) if translates else ()
+        self._type = getattr(jvm, "org.apache.spark.sql.types.DataType")
+        self._schema = lru_cache(_KEPT_MAX)(self._new_schema)
+        self._is_profiled = any(context.getConf().get(name, "false") == "true" for name in _PROFILES)
+        self._around: tuple[tuple[dict[str, str], list[str]], tuple[Any, Any]] | None = None
+
+    def column(self, context: Any, function: ArrowFunction, schema: StructType, columns: Any) -> Any:
+        """Return the call of a function, in the JVM; None for one that Spark sends in a way of its own."""
+        command = CloudPickleSerializer().dumps((function, schema))  # type: ignore[no-untyped-call]
+        if self._is_profiled or len(command) > self._inline_max:
+            return None
+        broadcasts = [broadcast._jbroadcast for broadcast in context._pickled_broadcast_vars] or self._none
+        context._pickled_broadcast_vars.clear()
+        with needed("UserDefinedPythonFunction", _SERVED_FRAMES):
+            sums, (python, version) = context._javaAccumulator, (context.pythonExec, context.pythonVer)
+            surroundings = self._surroundings(context)
+            simple = self._new_simple(bytearray(command), *surroundings, python, version, broadcasts, sums)
+            kind, name = PythonEvalType.SQL_MAP_ARROW_ITER_UDF, getattr(function, "__name__", type(function).__name__)
+            made = self._new_function(name, simple, self._schema(schema.json()), kind, True, *self._more)
+            return made.apply(columns)
+
+    def _new_schema(self, text: str) -> Any:
+        return self._type.fromJson(text)
+
+    def _surroundings(self, context: Any) -> tuple[Any, Any]:
+        """Return the environment and the files of Python workers, in the JVM; a user may add some at any time."""
+        now = dict(context.environment), list(context._python_includes)
+        if self._around is None or self._around[0] != now:
+            self._around = now, (self._new_map(now[0]), self._new_list(now[1]))
+        return self._around[1]

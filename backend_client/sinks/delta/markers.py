@@ -6,8 +6,9 @@ A table keeps every name for ever, so none of them says which checkpoint.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import suppress
+from typing import Any
 
 from deltalake import DeltaTable
 
@@ -64,6 +65,11 @@ def stored_marker(table: DeltaTable, slot: Slot) -> Marker | None:
         f"transactions {name} of table {table.table_uri} are not those of one commit; only the sink may write them",
         object_key=table.table_uri,
     )
+
+
+def is_of_slot(actions: Iterable[Mapping[str, Any]], slot: Slot) -> bool:
+    """Return whether a commit with these actions has a slot's marker."""
+    return any(action["txn"]["appId"] == _name(slot) for action in actions if "txn" in action)
 
 
 def _part(table: DeltaTable, name: str) -> bytes:

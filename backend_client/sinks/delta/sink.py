@@ -15,11 +15,12 @@ from __future__ import annotations
 import json
 import os
 import tempfile
+import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import IO, Literal, cast, get_args
+from typing import IO, Any, Literal, cast, get_args
 from urllib.parse import unquote, urlsplit
 
 import pyarrow as pa
@@ -27,7 +28,7 @@ from deltalake import CommitProperties, DeltaTable, Transaction, WriterPropertie
 from deltalake.exceptions import DeltaError
 
 from backend_client.sinks.delta.columns import check_table, column_types, conformed, stored_columns
-from backend_client.sinks.delta.markers import check_retention, stored_marker, transactions
+from backend_client.sinks.delta.markers import check_retention, is_of_slot, stored_marker, transactions
 from backend_client.sinks.delta.statistics import check_values, statistics_of, without_floats
 from backend_client.sinks.protocol import Marker, Sink, Slot, SlotPublisher
 from backend_client.sinks.temporary_files import room_for_records
@@ -41,6 +42,8 @@ _COMMIT_RETRIES = 100
 _Compression = Literal["ZSTD", "SNAPPY", "GZIP", "UNCOMPRESSED"]
 _ROW_GROUP_BYTES = 64 << 20
 """A file is written one row group at a time, which the library holds in memory."""
+_FLUSHED_AFTER_S = 3600.0
+"""What is older is on the disk: systems write it after half a minute."""
 _ENDPOINT_NAMES = ("aws_endpoint_url_s3", "aws_endpoint_url", "endpoint_url", "aws_endpoint", "endpoint")
 _SECRETS = ("aws_access_key_id", "access_key_id", "aws_session_token", "token")
 
@@ -157,6 +160,8 @@ class _DeltaPublisher(SlotPublisher):
         self._table = sink.table()
         check_retention(self._table, sink.path)
         self._last = stored_marker(self._table, slot)
+        if sink.is_local and self._last is not None:
+            _flush_newest(Path(sink.location), self._table.version(), slot)
 
     def last_published(self) -> Marker | None:
         """Return the marker of the table's version on which a commit is built."""
@@ -269,14 +274,35 @@ def _rows_per_group(rows: int, size_bytes: int) -> int:
     return max(1, rows * _ROW_GROUP_BYTES // max(size_bytes, 1))
 
 
+def _flush_newest(folder: Path, version: int, slot: Slot) -> None:
+    """Flush a slot's newest commit, whose publisher may have been killed before it did: it counts as published."""
+    oldest_s = time.time() - _FLUSHED_AFTER_S
+    with suppress(FileNotFoundError):  # of an old commit, of which the log was cleaned
+        for number in range(version, -1, -1):
+            commit = _commit_file(folder, number)
+            if is_of_slot(_actions(commit), slot):
+                _flush(folder, number)
+            elif commit.stat().st_mtime > oldest_s:
+                continue
+            return
+
+
+def _commit_file(folder: Path, version: int) -> Path:
+    return folder / "_delta_log" / f"{version:020d}.json"
+
+
+def _actions(commit: Path) -> list[dict[str, Any]]:
+    return [json.loads(line) for line in commit.read_text(encoding="utf-8").splitlines()]
+
+
 def _flush(folder: Path, version: int) -> None:
     """Write a commit and its files to the disk, which the library does not: the log gives up what is published."""
-    commit = folder / "_delta_log" / f"{version:020d}.json"
-    actions = [json.loads(line) for line in commit.read_text(encoding="utf-8").splitlines()]
+    commit = _commit_file(folder, version)
+    actions = _actions(commit)
     files = [folder / unquote(action["add"]["path"]) for action in actions if "add" in action]
     # A partition by two columns is a folder in a folder, and the name of each is in the one around it.
     folders = {around for file in files for around in file.parents if folder in around.parents}
-    for path in [*files, *folders, folder, commit, commit.parent]:
+    for path in [*filter(Path.exists, [*files, *folders]), folder, commit, commit.parent]:  # others remove files
         descriptor = os.open(path, os.O_RDONLY)
         try:
             os.fsync(descriptor)

@@ -33,15 +33,12 @@ create table {} (
 """
 # A pooler may give each transaction another session, and that to other applications afterwards: each transaction sets
 # what it needs, and leaves nothing.
-_LIMITS = """
-select set_config('lock_timeout', '20s', true), set_config('idle_in_transaction_session_timeout', '10min', true)
-"""
 # Marker and rows must be on the server's disk before the log gives them up. `on` waits for replicas, too, if there are
-# synchronous ones; other settings than `off` are the administrator's choice.
-_LOCK = """
-select opened, marker,
+# synchronous ones; other settings than `off` are the administrator's choice. This holds for opening a slot as well: it
+# ends a publisher that waits for its replicas, whose marker is then seen before they have it.
+_BEGIN = """
+select set_config('lock_timeout', '20s', true), set_config('idle_in_transaction_session_timeout', '10min', true),
   set_config('synchronous_commit', replace(current_setting('synchronous_commit'), 'off', 'on'), true)
-from {} where (sink, job_uid, slot) = (%s, %s, %s) for update
 """
 _CONNECTION = {
     # A host that vanished is noticed after half a minute; the kernel's own limits are hours.
@@ -109,11 +106,11 @@ class PostgresSink(Sink):
     def open(self, slot: Slot) -> SlotPublisher:
         """Open a slot, and end the sessions of its older publishers."""
         # PostgreSQL cuts longer names off.
-        digest = hashlib.sha256(f"{slot.job_uid} {slot.sink} {slot.number}".encode()).hexdigest()[:32]
+        name = "dstl-" + hashlib.sha256(f"{slot.job_uid} {slot.sink} {slot.number}".encode()).hexdigest()[:32]
         with _told(self.table):
-            connection = self.connect(f"dstl-{digest}")
+            connection = self.connect(name)
             try:
-                return _PostgresPublisher(self, slot, connection)
+                return _PostgresPublisher(self, slot, connection, name)
             except BaseException:
                 connection.close()
                 raise
@@ -122,7 +119,10 @@ class PostgresSink(Sink):
         """Return a session of this name; each statement is a transaction, unless one is begun."""
         options: dict[str, Any] = {**_CONNECTION, **conninfo_to_dict(self.conninfo), "application_name": name}
         # A pooler's session may have a prepared statement of this name from another one.
-        return psycopg.connect(make_conninfo(**options), autocommit=True, prepare_threshold=None)
+        connection = psycopg.connect(make_conninfo(**options), autocommit=True, prepare_threshold=None)
+        # Whatever is the server's default: a look at the table after the rows must see it as it is then.
+        connection.isolation_level = psycopg.IsolationLevel.READ_COMMITTED
+        return connection
 
     def look(self) -> psycopg.Connection:
         """Return a session that asks whether the server answers, and who has opened a slot."""
@@ -145,16 +145,18 @@ class PostgresSink(Sink):
 
 
 class _PostgresPublisher(SlotPublisher):
-    def __init__(self, sink: PostgresSink, slot: Slot, connection: psycopg.Connection) -> None:
+    def __init__(self, sink: PostgresSink, slot: Slot, connection: psycopg.Connection, name: str) -> None:
         self._sink = sink
         self._key = (slot.sink, slot.job_uid, slot.number)
         self._slot = slot
         self._connection = connection
         with ended_if_silent(connection, sink.look), connection.transaction():
-            connection.execute(_LIMITS)
+            connection.execute(_BEGIN)
+            # A pooler may give all its sessions a name of its own, or add the client's address to this one.
             connection.execute(
                 "select pg_terminate_backend(pid) from pg_stat_activity where pid <> pg_backend_pid() "
-                "and application_name = current_setting('application_name') and usename = current_user"
+                "and starts_with(application_name, %s) and usename = current_user",
+                [name],
             )
             row = connection.execute(
                 sql.SQL(
@@ -176,15 +178,11 @@ class _PostgresPublisher(SlotPublisher):
         try:
             connection = self._connection
             with _told(self._sink.table), ended_if_silent(connection, self._sink.look), connection.transaction():
-                connection.execute(_LIMITS)
+                connection.execute(_BEGIN)
                 self._lock()
                 count = self._write(records)
-                self._connection.execute(
-                    sql.SQL("update {} set marker = %s where (sink, job_uid, slot) = (%s, %s, %s)").format(
-                        _name(self._sink.markers)
-                    ),
-                    (marker.to_text(), *self._key),
-                )
+                update = sql.SQL("update {} set marker = %s where (sink, job_uid, slot) = (%s, %s, %s)")
+                connection.execute(update.format(_name(self._sink.markers)), (marker.to_text(), *self._key))
         except UnavailableError as error:
             # A newer publisher ends this session; so does a restart of the server.
             if isinstance(error.__cause__, psycopg.OperationalError) and self._is_overtaken():
@@ -200,9 +198,10 @@ class _PostgresPublisher(SlotPublisher):
 
     def _lock(self) -> None:
         # A number comes again if a replica takes over that lacks the newest ones, and a pooler keeps this connection.
-        row = self._connection.execute(sql.SQL(_LOCK).format(_name(self._sink.markers)), self._key).fetchone()
+        query = sql.SQL("select opened, marker from {} where (sink, job_uid, slot) = (%s, %s, %s) for update")
+        row = self._connection.execute(query.format(_name(self._sink.markers)), self._key).fetchone()
         marker = None if self._marker is None else self._marker.to_text()
-        if row is None or row[:2] != (self._opened, marker):
+        if row != (self._opened, marker):
             raise self._fenced()
 
     def _fenced(self) -> FencedError:

@@ -8,6 +8,7 @@ import os
 from ast import literal_eval
 from collections.abc import Iterator
 from contextlib import nullcontext
+from dataclasses import replace
 from datetime import date
 from decimal import Decimal
 from pathlib import Path
@@ -386,6 +387,31 @@ def test_files_of_partitions_are_flushed(tmp_path: Path, sink: DeltaSink, monkey
     nested.check(columns, [SLOT])
     nested.open(SLOT).publish([pa.record_batch([[1], [2], [3]], schema=columns)], marker(0))
     assert {str(tmp_path / "nested" / name) for name in ("a=1/b=2", "a=1", ".")} <= {*flushed}
+
+
+@on_disk
+def test_commit_of_a_killed_publisher_is_flushed(sink: DeltaSink, monkeypatch: pytest.MonkeyPatch) -> None:
+    """To the next one it is published, and the log gives the records up; also where others have committed since."""
+
+    def be_killed(_: int) -> None:
+        raise KeyboardInterrupt
+
+    flushed = list[str]()
+    monkeypatch.setattr(os, "fsync", be_killed)
+    with pytest.raises(KeyboardInterrupt):
+        publish(sink, 0, 1)
+    commit = max(log(sink).glob("*.json"))
+    other = sink.open(replace(SLOT, number=2))
+    monkeypatch.setattr(os, "fsync", lambda descriptor: flushed.append(os.readlink(f"/proc/self/fd/{descriptor}")))
+    other.publish([batch(2)], marker(0, slot=2))
+    (file,) = (json.loads(line)["add"]["path"] for line in commit.read_text().splitlines() if line.startswith('{"add"'))
+    unflushed = {str(commit), str(Path(sink.location) / file)}
+    assert unflushed.isdisjoint(flushed)
+    assert last(sink) == marker(0)
+    assert unflushed <= {*flushed}
+    flushed.clear()
+    os.utime(max(log(sink).glob("*.json")), times=(0, 0))
+    assert (last(sink), flushed) == (marker(0), [])
 
 
 @on_disk

@@ -10,6 +10,9 @@ import socket
 import threading
 import time
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import closing
+from dataclasses import replace
 from datetime import UTC, date, datetime
 from decimal import Decimal
 from itertools import count
@@ -606,6 +609,75 @@ def test_ended_session_is_not_a_newer_publisher(server: PostgresServer, sink: Po
     assert rows(sink) == []
 
 
+def test_marker_counts_when_replicas_have_it(slot: Slot) -> None:
+    """It is seen before they do, once a newer publisher has ended the one that waits for them."""
+    with PostgresServer() as own, psycopg.connect(own.conninfo, autocommit=True) as connection:
+        connection.execute("create table t (k text, v bigint)")
+        connection.execute("alter database postgres set synchronous_commit = off")
+        sink = PostgresSink(own.conninfo, "t")
+        sink.check(COLUMNS, [slot])
+        connection.execute("alter system set synchronous_standby_names = 'away'")
+        with closing(sink.open(slot)) as older, ThreadPoolExecutor() as threads:
+            connection.execute("select pg_reload_conf()")
+            threads.submit(_commit_until_it_waits, own.conninfo)
+            probe = wait_until(lambda: _waiting_for_replicas(connection))
+            overtaken = threads.submit(older.publish, [batch(a=1)], marker(0))
+            waiting = wait_until(lambda: _waiting_for_replicas(connection) - probe)
+            found = threads.submit(last, sink, slot)
+            wait_until(lambda: found.done() or _waiting_for_replicas(connection) - probe - waiting)
+            is_early = found.done()
+            connection.execute("select pg_terminate_backend(pid) from unnest(%s) pid", [[*probe]])
+            connection.execute("alter system reset synchronous_standby_names")
+            connection.execute("select pg_reload_conf()")
+            assert (is_early, found.result()) == (False, marker(0))
+            assert isinstance(overtaken.exception(), FencedError | UnavailableError)
+        assert rows(sink) == [("a", 1)]
+
+
+def _commit_until_it_waits(conninfo: str) -> None:
+    """The server applies its new setting in the background. Ends with its session."""
+    with psycopg.connect(conninfo, application_name="dstl-probe", autocommit=True) as connection:
+        connection.execute("set synchronous_commit = on")
+        while True:
+            connection.execute("select txid_current()")
+
+
+def _waiting_for_replicas(connection: psycopg.Connection) -> set[int]:
+    query = "select pid from pg_stat_activity where wait_event = 'SyncRep' and application_name like 'dstl-%'"
+    return {pid for (pid,) in connection.execute(query)}
+
+
+def test_opening_a_slot_ends_no_other_sessions(
+    server: PostgresServer, sink: PostgresSink, slot: Slot, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Poolers may give the server's sessions one name, whoever uses them, or add the address of their client to it."""
+    connect, name = PostgresSink.connect, "the pooler"
+
+    def rename(self: PostgresSink, given: str) -> psycopg.Connection:
+        connection = connect(self, given)
+        connection.execute("select set_config('application_name', %s, false)", [name.format(given)])
+        return connection
+
+    monkeypatch.setattr(PostgresSink, "connect", rename)
+    application = psycopg.connect(server.conninfo, application_name=name, autocommit=True)
+    with application, closing(sink.open(slot)) as publisher:
+        sink.open(replace(slot, number=2)).close()
+        application.execute("select 1")
+        assert publisher.publish([batch(a=1)], marker(0)) == 1
+    name = "{} - 127.0.0.1:5000"
+    with closing(sink.open(slot)) as older:
+        name = "{} - 127.0.0.1:5001"
+        with pytest.raises(FencedError):
+            older.publish(_while_published(sink, slot), marker(1))
+    assert rows(sink) == [("a", 1), ("b", 2)]
+
+
+def _while_published(sink: PostgresSink, slot: Slot) -> Iterator[pa.RecordBatch]:
+    yield batch(x=1)
+    publish(sink, slot, 1, batch(b=2))
+    yield batch(y=1)
+
+
 class _LosesAnswers(threading.Thread):
     """A proxy that passes a COMMIT on, waits until readers see what it did, and hangs up instead of answering."""
 
@@ -709,15 +781,21 @@ def test_a_table_that_was_altered_takes_no_other_values(
     assert publish(sink, slot, 0, rows_of) == 1
 
 
+@pytest.mark.parametrize("isolation", ["read committed", "repeatable read"])
 def test_a_table_that_is_altered_just_before_the_copy_takes_nothing(
-    server: PostgresServer, slot: Slot, monkeypatch: pytest.MonkeyPatch
+    server: PostgresServer, slot: Slot, monkeypatch: pytest.MonkeyPatch, isolation: str
 ) -> None:
-    """From the first row on nobody can alter it; so the last look is after the rows."""
+    """From the first row on nobody can alter it; so the last look is after the rows, and sees what is there then."""
     name = f"altered{next(_numbers)}"
     half = pa.record_batch({"v": pa.array([Decimal("0.5")], pa.decimal128(9, 1))})
     with psycopg.connect(server.conninfo, autocommit=True) as connection:
         connection.execute(f"create table {name} (v numeric(9, 1))")
-        sink = PostgresSink(server.conninfo, name)
+        connection.execute(f"create user {name}_user")
+        connection.execute(f"alter user {name}_user set default_transaction_isolation = '{isolation}'")
+        connection.execute(f"grant all on {name} to {name}_user")
+        connection.execute(f"grant create on schema public to {name}_user")
+        conninfo = server.conninfo.replace("user=postgres", f"user={name}_user")
+        sink = PostgresSink(conninfo, name, markers=f"{name}_markers")
         check = postgres_check.check_still_fits
 
         def check_and_alter(*args: Any) -> None:

@@ -54,4 +54,6 @@ def test_expressions_are_sql() -> None:
     assert (
         order == "shiftleft(cast(pmod(hash(`a`, `b`), 128) as bigint), 48) | shiftrightunsigned(xxhash64(`a`, `b`), 16)"
     )
-    assert partition_expression("o", 4, 128) == "cast(cast(shiftright(if(o < 0, ~o, o), 48) as bigint) * 4 div 128 as int)"
+    assert (
+        partition_expression("o", 4, 128) == "cast(cast(shiftright(if(o < 0, ~o, o), 48) as bigint) * 4 div 128 as int)"
+    )

@@ -29,16 +29,29 @@ BATCH_TIMEOUT_S = 300
 
 
 @contextmanager
-def open_backend(folder: Path, partitions: int) -> Iterator[ChangelogStateBackend]:
-    """Yield a backend with a sidecar of its own, which is stopped afterwards."""
+def open_backend(folder: Path, partitions: int, storage: str | None = None) -> Iterator[ChangelogStateBackend]:
+    """
+    Yield a backend with a sidecar and local files of its own, which are stopped and removed afterwards.
+
+    Args:
+        folder: Holds the storage, unless that is elsewhere.
+        partitions: Those of the operators.
+        storage: The storage's URL; None for a folder.
+    """
     local = tempfile.mkdtemp(prefix="dstl-b-")  # short enough for a Unix socket
-    backend = ChangelogStateBackend(f"file://{folder}/store", job="bench", local_dir=local, parallelism=partitions)
+    storage = storage or f"file://{folder}/store"
+    backend = ChangelogStateBackend(storage, job="bench", local_dir=local, parallelism=partitions)
     try:
         yield backend
     finally:
         with suppress(FileNotFoundError):  # if none was started
-            os.kill(int(Path(backend.auto_started_sidecar.pid_path).read_text(encoding="utf-8")), signal.SIGTERM)
+            os.kill(sidecar_pid(backend), signal.SIGTERM)
         shutil.rmtree(local, ignore_errors=True)
+
+
+def sidecar_pid(backend: ChangelogStateBackend) -> int:
+    """Return the process id of a backend's sidecar; `FileNotFoundError` if none was started."""
+    return int(Path(backend.auto_started_sidecar.pid_path).read_text(encoding="utf-8"))
 
 
 def new_session(folder: Path) -> SparkSession:

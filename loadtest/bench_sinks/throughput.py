@@ -23,7 +23,7 @@ from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F
 
 from backend_client import ChangelogStateBackend
-from loadtest.bench.measuring import new_stream, open_backend
+from loadtest.bench.measuring import new_stream, open_backend, sidecar_pid
 from loadtest.bench.processors import TOTALS, Totals
 from loadtest.bench.workloads import columns
 from tools.reporting.figures import Figure, Goal
@@ -151,8 +151,7 @@ def _rows(frame: DataFrame, backend: ChangelogStateBackend) -> Any:
 def _cpu_s(broker: KafkaBroker, backend: ChangelogStateBackend) -> float:
     """Return the CPU time so far of this process, its children, the broker and the sidecar."""
     own = psutil.Process()
-    sidecar = int(Path(backend.auto_started_sidecar.pid_path).read_text(encoding="utf-8"))
-    processes = {own, *own.children(recursive=True), psutil.Process(broker.pid), psutil.Process(sidecar)}
+    processes = {own, *own.children(recursive=True), psutil.Process(broker.pid), psutil.Process(sidecar_pid(backend))}
     total = 0.0
     for process in processes:
         try:

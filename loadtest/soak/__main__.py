@@ -10,17 +10,15 @@ from __future__ import annotations
 
 import argparse
 import os
-import signal
 import sys
 import tempfile
 from collections.abc import Sequence
-from contextlib import suppress
+from contextlib import closing
 from pathlib import Path
 
 from pyspark.sql import DataFrame
 
-from backend_client import ChangelogStateBackend
-from loadtest.bench.measuring import Enough, new_stream, run_until_enough
+from loadtest.bench.measuring import Enough, new_stream, open_backend, run_until_enough
 from loadtest.bench.workloads import columns, timers
 from loadtest.bench_service import line_of
 from loadtest.soak.samples import figures, histories
@@ -69,11 +67,6 @@ def _run(folder: Path, server: S3Server, batches: int) -> Watcher:
     spark = start_session(
         "dstl-soak", {"driver.memory": "1g", "local.dir": folder / "spark"}, folder=folder, log_level="ERROR"
     )
-    local = folder / "local"
-    backend = ChangelogStateBackend(f"s3://{BUCKET}", job="soak", local_dir=str(local), parallelism=_PARTITIONS)
-    client = server.client()
-    watcher = Watcher(spark, backend, client, BUCKET, folder, max(1, batches // _SAMPLES))
-    backend.on_progress(watcher.observe)
 
     def save(batch: DataFrame, batch_id: int) -> None:
         if batch_id >= batches:
@@ -82,15 +75,14 @@ def _run(folder: Path, server: S3Server, batches: int) -> Watcher:
         if batch_id % 100 == 0:
             print(f"batch {batch_id:,}", flush=True)
 
-    try:
+    with open_backend(folder, _PARTITIONS, f"s3://{BUCKET}") as backend, closing(server.client()) as client:
+        folders = folder, Path(backend.settings.local_dir)
+        watcher = Watcher(spark, backend, client, BUCKET, folders, max(1, batches // _SAMPLES))
+        backend.on_progress(watcher.observe)
         counted = timers(new_stream(spark, _ROWS, _KEYS, with_time=True), backend)
         totals = columns(counted.selectExpr("k % 100 as k", "cast(n as double) as v"), backend)
         run_until_enough(totals.writeStream.outputMode("update").foreachBatch(save), folder / "checkpoint")
-    finally:
-        with suppress(FileNotFoundError):  # if none was started
-            os.kill(int(Path(backend.auto_started_sidecar.pid_path).read_text(encoding="utf-8")), signal.SIGTERM)
-        spark.stop()
-        client.close()
+    spark.stop()
     return watcher
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import statistics
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -13,6 +13,7 @@ import psutil
 from pyspark.sql import SparkSession
 
 from backend_client import BatchProgress, ChangelogStateBackend
+from loadtest.bench.measuring import sidecar_pid
 from loadtest.soak.samples import Sample
 
 if TYPE_CHECKING:
@@ -28,7 +29,7 @@ class Watcher:
         backend: The query's backend.
         client: For the S3 server.
         bucket: The storage's bucket.
-        folder: Holds all local files of the query.
+        folders: Hold all local files of the query.
         every: Number of batches per sample, >= 1.
     """
 
@@ -38,7 +39,7 @@ class Watcher:
         backend: ChangelogStateBackend,
         client: S3Client,
         bucket: str,
-        folder: Path,
+        folders: Sequence[Path],
         every: int,
     ) -> None:
         self.samples: list[Sample] = []
@@ -46,7 +47,7 @@ class Watcher:
         self._backend = backend
         self._client = client
         self._bucket = bucket
-        self._folder = folder
+        self._folders = folders
         self._every = every
         self._latencies_ms: list[float] = []
 
@@ -62,11 +63,11 @@ class Watcher:
         return Sample(
             batch,
             statistics.median(self._latencies_ms),
-            memory(int(Path(self._backend.auto_started_sidecar.pid_path).read_text(encoding="utf-8"))),
+            memory(sidecar_pid(self._backend)),
             self._heap_bytes(),
             len(sizes),
             sum(sizes),
-            disk_bytes(self._folder),
+            sum(map(disk_bytes, self._folders)),
         )
 
     def _heap_bytes(self) -> int:

@@ -46,6 +46,15 @@ def test_requests_of_web_pages_are_refused(headers: dict[str, str], status: int)
         assert life.client.get("/health", headers={"host": "probe.example"}).status_code == 200
 
 
+def test_no_page_runs_scripts_of_other_hosts() -> None:
+    """The service has no page: a script in one would have its origin, and could read what it shows without a token."""
+    with service(MemoryStore()) as life:
+        answers = [life.client.get(path) for path in ("/docs", "/redoc", "/", "/docs/oauth2-redirect")]
+
+    assert [answer.status_code for answer in answers] == [404] * 4
+    assert not any("html" in answer.headers["content-type"] for answer in answers)
+
+
 @pytest.mark.parametrize(
     ("settings", "expected"),
     [

@@ -243,6 +243,15 @@ def test_rules_accept_what_exists(text: str) -> None:
     assert [defect for rule in RULES for defect in rule("README.md", text)] == []
 
 
+def test_nobody_is_told_to_install_a_package_of_others() -> None:
+    """The package index has another project under this one's name, so no text and no error asks for it there."""
+    texts = [name for name in tracked_files() - {"tests/test_docs.py"} if name.endswith((".md", ".py", ".toml"))]
+    asked = re.compile(r"pip install[^`\n]*[\"' ]dstl\b(?!-)")
+    found = [f"{name}: {match}" for name in texts for match in asked.findall(text_of(name))]
+
+    assert found == ["README.md: pip install dstl"]  # what never to do
+
+
 def test_every_decision_is_in_the_index() -> None:
     """The index of decisions lists each record once, under its own title."""
     rows = re.findall(r"^\| \[(\d{4})\]\((\S+)\) \| (.+) \|$", text_of("docs/decisions/README.md"), re.MULTILINE)

@@ -41,6 +41,17 @@ _check_storage(storage.__file__)
 
 
 def __getattr__(name: str) -> Any:
+    try:
+        return _resolved(name)
+    except ModuleNotFoundError as error:
+        from storage.missing_packages import explained
+
+        if (text := explained(error)) is None:
+            raise
+        raise ModuleNotFoundError(text, name=error.name) from error
+
+
+def _resolved(name: str) -> Any:
     if name == "ChangelogStateBackend":
         from backend_client.spark.api.backend import ChangelogStateBackend
 

@@ -58,7 +58,14 @@ def _parser() -> argparse.ArgumentParser:
     run.set_defaults(run=_serve)
     jobs = commands.add_parser("jobs", parents=[common], help="list the jobs of a storage")
     jobs.set_defaults(run=list_jobs)
-    listing = commands.add_parser("checkpoints", parents=[common], help="list a job's checkpoints")
+    listing = commands.add_parser(
+        "checkpoints",
+        parents=[common],
+        help="list a job's checkpoints",
+        description="List a job's checkpoints, oldest first, one per line: name, kind, epoch, time, number of segments "
+        "and their bytes, what was published, set aside, renamed or removed, and the offsets of the sources. --json "
+        "names the columns.",
+    )
     listing.add_argument("--json", action="store_true", help="one JSON document per line")
     listing.add_argument("job")
     listing.set_defaults(run=list_checkpoints)

@@ -47,3 +47,15 @@ def test_module_of_the_user_that_hides_storage_is_named(tmp_path: Path) -> None:
     )
 
     assert f"{tmp_path / 'storage.py'}, hides the package storage" in done.stderr
+
+
+@pytest.mark.parametrize(
+    "program", ["from backend_client import ChangelogStateBackend", "from dstl_service.entry import main; main()"]
+)
+def test_installation_without_extras_is_explained(program: str) -> None:
+    """Where the extras are missing, client and command say how to install them."""
+    hide = "import sys; sys.modules.update(pyspark=None, prometheus_client=None); "
+    done = subprocess.run([sys.executable, "-c", hide + program], cwd=ROOT, capture_output=True, text=True, check=False)
+
+    assert "is missing: this project was installed without its extras" in done.stderr
+    assert "FILE.whl[service,spark]" in done.stderr

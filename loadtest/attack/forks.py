@@ -96,7 +96,6 @@ def _forks() -> dict[str, _Attack]:
         "more key groups than there are": b'{"max_parallelism":32769}',
         "key groups of 5,000 digits": b'{"max_parallelism":' + _DIGITS + b"}",
         "key groups as a list": b'{"max_parallelism":[1]}',
-        "unknown fields": b'{"parent":"' + NEIGHBOUR.encode() + b'"}',
         "a list": b"[]",
     }
     found = {f"fork into {name}": _fork(path) for name, path in names.items()}
@@ -132,7 +131,6 @@ def cases() -> list[Case]:
         "fork": ("POST", "/forks/x", b"{}"),
         "read": ("POST", "/read", json.dumps({"epoch": 1, "refs": []}).encode()),
         "parallelism": ("PUT", "/operators/op/parallelism", b'{"parallelism":2}'),
-        "silent hosts": ("GET", "/silent-hosts", b""),
     }
     found = [
         Case(case.group, case.name, case.run, known=(*case.known, *(f"{name}.fork" for name in case.known)))

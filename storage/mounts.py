@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import logging
 import os
-from contextlib import suppress
 
 from storage.errors import InvalidInputError, UnavailableError
 
@@ -83,9 +82,17 @@ def problem_of(mounts: str, device: str) -> str:
 def mount_point_of(folder: str) -> str | None:
     """Return where the file system of a folder is mounted; None for that of the root, which is always there."""
     place = os.path.realpath(folder)
-    while not os.path.ismount(place):
+    while place != os.path.sep and not is_mount_point(place):
         place = os.path.dirname(place)
     return None if place == os.path.sep else place
+
+
+def is_mount_point(place: str) -> bool:
+    """Say whether a path without links, other than the root, is on another disk than its parent. Two system calls."""
+    try:  # with the dot, an automounter mounts it
+        return os.stat(os.path.join(place, ".")).st_dev != os.stat(os.path.dirname(place)).st_dev
+    except OSError:
+        return False
 
 
 def check_mounted(mount_point: str | None) -> None:
@@ -98,9 +105,5 @@ def check_mounted(mount_point: str | None) -> None:
     Raises:
         UnavailableError: It was unmounted; what is there now is a folder of another disk.
     """
-    if mount_point is None:
-        return
-    with suppress(OSError):
-        os.stat(os.path.join(mount_point, "."))  # an automounter mounts it
-    if not os.path.ismount(mount_point):
+    if mount_point is not None and not is_mount_point(mount_point):
         raise UnavailableError(f"nothing is mounted on {mount_point} any more; mount the storage's disk again")

@@ -48,6 +48,8 @@ _WANTED = b"w"
 _FOLLOWER_MS_MAX = 2000
 """A task waits this long for a follower, which may be in the middle of a write that the task would have to repeat."""
 _LOOK_S = 0.002
+_IN_USE_S = 60
+"""A follower is not waited for if a later slot was opened this short a time ago: it hangs, and batches go on there."""
 _KEY_GROUPS = re.compile(r"[0-9]{5}-[0-9]{5}")
 
 logger = logging.getLogger("backend_client")
@@ -63,7 +65,7 @@ def free_slots(root: Path) -> Iterator[tuple[Path, int]]:
     for number in range(SLOTS_MAX):
         path = root / f"{number}.lock"
         lock = _taken(path)
-        if lock is None:
+        if lock is None and not _is_later_slot_in_use(root, number):
             lock = _taken_over(path)
         if lock is not None:
             yield root / str(number), lock
@@ -114,6 +116,15 @@ def follower_slot(root: Path) -> tuple[Path, int] | None:
 def is_wanted(lock: int) -> bool:
     """Say whether a task waits for the slot of a follower's lock."""
     return os.pread(lock, 1, 0) == _WANTED
+
+
+def _is_later_slot_in_use(root: Path, number: int) -> bool:
+    """Say whether a slot after this one was opened lately, and so has a table that is nearly as new."""
+    for later in range(number + 1, SLOTS_MAX):
+        with suppress(FileNotFoundError):
+            if _is_young((root / f"{later}.lock").stat(), _IN_USE_S):
+                return True
+    return False
 
 
 def _taken_over(path: Path) -> int | None:

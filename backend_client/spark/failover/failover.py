@@ -93,6 +93,9 @@ class Failover:
             infos: The operators, with the batch's parallelism.
             at: The batch's time; None if no operator uses time.
             must_wait: Whether the batch is exact whatever the query's mode.
+
+        Raises:
+            UnavailableError: The query is being stopped while it waits.
         """
         now_s = time.monotonic()
         is_new = any(self.known[info.name].parallelism != info.parallelism for info in infos)
@@ -119,7 +122,7 @@ class Failover:
             known.losses.add(now_s, 0, lost)
 
     def close(self) -> None:
-        """Begin no further restore."""
+        """Begin no further restore, and let no batch wait for one: the query is being stopped."""
         self.restoring.close()
 
     def columns_of(self, operator: str) -> str:

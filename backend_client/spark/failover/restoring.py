@@ -11,6 +11,8 @@ import logging
 import threading
 from collections.abc import Callable, Iterable, Mapping, Sequence
 
+from storage.errors import UnavailableError
+
 logger = logging.getLogger("backend_client")
 
 Restore = Callable[[str, int, Sequence[int]], Iterable[Sequence[int]]]
@@ -55,12 +57,19 @@ class Restoring:
             self._changed.notify_all()
 
     def wait(self) -> None:
-        """Wait until no table is being restored."""
+        """
+        Wait until no table is being restored.
+
+        Raises:
+            UnavailableError: The query is being stopped.
+        """
         with self._changed:
             self._changed.wait_for(lambda: self._is_closed or not self._wanted)
+            if self._wanted:
+                raise UnavailableError("the query ends while tables are being restored; rows that wait for them stay")
 
     def close(self) -> None:
-        """Begin no further restore."""
+        """Begin no further restore, and let nobody wait."""
         with self._changed:
             self._is_closed = True
             self._changed.notify_all()

@@ -18,6 +18,7 @@ from backend_client.spark.failover.failover import BatchFailover, BatchMustWaitE
 from backend_client.spark.failover.restoring import Restoring
 from backend_client.spark.query import Operator
 from dstl_service.wire import REMOVED, ChangeSetRef, CheckpointInfo, CheckpointRef, OperatorInfo, RowsSetAside
+from storage.errors import UnavailableError
 from tests.waiting import wait_until
 
 INFO = OperatorInfo("op", 2, "{}", {}, kind="rows")
@@ -272,6 +273,33 @@ def test_failed_restore_is_tried_again() -> None:
         restoring.request("op", 2, [1])
         restoring.wait()
         assert not restoring.is_running("op", 2, 1)
+
+
+def test_batch_that_waits_ends_with_its_query() -> None:
+    """Whoever stops a query does not wait for its tables, and no batch begins without them."""
+    query = Query()
+    query.batch()
+    query.batch(stalled(1, rows=5))
+    begun, errors = list[BatchFailover](), list[str]()
+
+    def begin() -> None:
+        try:
+            begun.append(query.begin(must_wait=True))
+        except UnavailableError as error:
+            errors.append(str(error))
+
+    beginning = threading.Thread(target=begin, daemon=True)
+    beginning.start()
+    beginning.join(0.2)
+    assert beginning.is_alive()
+    query.failover.close()
+    beginning.join(10)
+
+    assert (begun, errors) == (
+        [],
+        ["the query ends while tables are being restored; rows that wait for them stay"],
+    )
+    query.restores.may_end.set()
 
 
 def test_rows_of_a_renamed_operator_run() -> None:

@@ -65,7 +65,7 @@ def free_slots(root: Path, patience_s: float | None = None) -> Iterator[tuple[Pa
 
     Args:
         root: The folder.
-        patience_s: Longest time to wait for another task's slot; None: as long as that makes sense.
+        patience_s: Longest time to wait for a slot that somebody holds; None: as long as that makes sense.
 
     Raises:
         OSError: The folder cannot be written.
@@ -74,8 +74,8 @@ def free_slots(root: Path, patience_s: float | None = None) -> Iterator[tuple[Pa
         path = root / f"{number}.lock"
         lock = _taken(path)
         if lock is None and not _is_later_slot_in_use(root, number):
-            most_s = _restored_in_s(root / str(number))
-            lock = _taken_over(path, most_s if patience_s is None else min(most_s, patience_s))
+            waits_s = _FOLLOWER_MS_MAX / 1000, _restored_in_s(root / str(number))
+            lock = _taken_over(path, *(wait_s if patience_s is None else min(wait_s, patience_s) for wait_s in waits_s))
         if lock is not None:
             yield root / str(number), lock
 
@@ -146,11 +146,11 @@ def _restored_in_s(slot: Path) -> float:
     return min(size_bytes / _RESTORED_BYTES_PER_S, _TASK_S_MAX)
 
 
-def _taken_over(path: Path, task_s: float) -> int | None:
-    """Take a lock as soon as a follower, or within `task_s` a task, gives it up; None if that takes too long."""
+def _taken_over(path: Path, follower_s: float, task_s: float) -> int | None:
+    """Take a lock as soon as a follower or a task gives it up, within so many seconds; None if it does not."""
     begun_s = time.monotonic()
     time.sleep(_LOOK_S)  # a follower may have taken the lock just now, and not said yet who it is
-    while time.monotonic() - begun_s < (_FOLLOWER_MS_MAX / 1000 if _asked_for(path) else task_s):
+    while time.monotonic() - begun_s < (follower_s if _asked_for(path) else task_s):
         time.sleep(_LOOK_S)
         lock = _taken(path)
         if lock is not None:

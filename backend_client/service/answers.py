@@ -1,0 +1,44 @@
+"""Reads answers of a changelog service: their bodies, and what a refusal says."""
+
+from __future__ import annotations
+
+import http.client
+import json
+
+from storage.errors import DstlError, InternalError, error_from_dict
+
+_RETRY_AFTER_MAX_S = 60
+
+
+class WholeBody:
+    """
+    The body of an answer, read piece by piece.
+
+    A connection that breaks is an error, whether or not the answer is chunked: `HTTPResponse` itself returns fewer
+    bytes than the answer's length, which a reader of frames would take for damage.
+    """
+
+    def __init__(self, response: http.client.HTTPResponse) -> None:
+        self._response = response
+
+    def read(self, size: int) -> bytes:
+        """Return this many bytes, or fewer at the end of the body; `IncompleteRead` if it breaks off."""
+        data = self._response.read(size)
+        if len(data) < size and self._response.length:
+            raise http.client.IncompleteRead(data, self._response.length)
+        return data
+
+
+def retry_after_s(response: http.client.HTTPResponse) -> int:
+    """Return the service's retry-after in seconds, capped; 0 if it is missing or not in seconds."""
+    text = response.getheader("retry-after", "")
+    return min(int(text), _RETRY_AFTER_MAX_S) if text.isascii() and text.isdigit() else 0
+
+
+def error_of(response: http.client.HTTPResponse) -> DstlError:
+    """Return the error that an answer reports."""
+    data = response.read()
+    try:
+        return error_from_dict(json.loads(data))
+    except (ValueError, AttributeError):
+        return InternalError(f"the service answered {response.status}: {data[:200]!r}")

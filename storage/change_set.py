@@ -87,7 +87,7 @@ def in_columns(changes: Iterable[tuple[bytes, bytes | None]]) -> Iterator[Change
 
 
 def encode_change_set(changes: Mapping[bytes, bytes | None]) -> bytes:
-    """Return the payload of a segment; `changes` has at least one key."""
+    """Return the payload of a segment; one without any key says that nothing exists, if it is a base."""
     return _encode(ChangeColumns.of(changes))
 
 

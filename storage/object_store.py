@@ -170,6 +170,26 @@ def joined(data: ObjectData) -> bytes:
     return data if isinstance(data, bytes) else b"".join(buffers_of(data))
 
 
+def in_order(listed: Iterable[ObjectInfo], start_after: str) -> Iterator[ObjectInfo]:
+    """
+    Yield what a server lists.
+
+    Raises:
+        UnavailableError: Keys do not ascend from behind `start_after`: which object is the last one is not known, nor
+            where a listing goes on.
+    """
+    before = start_after
+    for info in listed:
+        if info.key <= before:
+            raise UnavailableError(
+                f"the server lists {info.key} after {before}: keys must ascend, as in a general purpose bucket of S3, "
+                "and begin behind the place that is asked for; use another server or bucket",
+                key=info.key,
+            )
+        before = info.key
+        yield info
+
+
 def exists(store: ObjectReader, key: str) -> bool:
     """Return whether an object with this key exists."""
     try:

@@ -34,6 +34,7 @@ from storage.object_store import (
     buffers_of,
     check_range_size,
     check_refused_put,
+    in_order,
     joined,
     probe,
     validate_key,
@@ -226,7 +227,7 @@ class S3Store:
     def list(self, prefix: str, *, start_after: str = "") -> Iterator[ObjectInfo]:
         """Send one LIST per 1000 keys, lazily."""
         validate_prefix(prefix)
-        return self._pages(prefix, start_after)
+        return in_order(self._pages(prefix, start_after), start_after)
 
     def delete(self, keys: Iterable[str]) -> None:
         """Send one batch delete per 1000 keys."""
@@ -280,6 +281,8 @@ class S3Store:
             for item in page.get("Contents", ()):
                 key = item["Key"].removeprefix(self._prefix)
                 yield ObjectInfo(key, item["Size"], int(item["LastModified"].timestamp() * 1000))
+            if page["IsTruncated"]:  # without a token, botocore takes the page for the last one
+                self._check_answer("list", prefix, page, "NextContinuationToken")
 
     @contextmanager
     def _translated(self, verb: str, key: str) -> Iterator[None]:

@@ -24,8 +24,8 @@ from functools import partial
 from typing import Any
 from urllib.parse import urlencode, urlsplit
 
+from backend_client.service.answers import WholeBody, error_of, retry_after_s
 from backend_client.service.deadline import Deadline
-from backend_client.service.refusals import error_of, retry_after_s
 from dstl_service.wire import ChangeSetRef, CheckpointRef, LogTarget, PersistRequest, ReadRequest, decode_frames
 from storage.errors import DstlError, InternalError, InvalidInputError, UnavailableError
 from storage.key_groups import KeyGroupRange
@@ -199,7 +199,7 @@ class ServiceClient:
     ) -> Iterator[Iterator[tuple[dict[str, Any], bytes]]]:
         response = self._request(method, path, body, Deadline(self._patience_s if patience_s is None else patience_s))
         try:
-            yield decode_frames(response)
+            yield decode_frames(WholeBody(response))
             if response.read(1):
                 raise InternalError("the service sent data after the end of a stream")
         except BaseException as error:

@@ -88,7 +88,13 @@ class CheckpointBuilder:
     origin: ForkOrigin | None = None
 
     def plan(
-        self, checkpoint_id: int, request: CompleteRequest, base: Base, reported: Reported, replace: Replace
+        self,
+        checkpoint_id: int,
+        request: CompleteRequest,
+        base: Base,
+        reported: Reported,
+        replace: Replace,
+        planned_ms: int = 0,
     ) -> PlannedCheckpoint:
         """
         Decide the content of a checkpoint.
@@ -99,11 +105,13 @@ class CheckpointBuilder:
             base: The checkpoint that `request.base` names.
             reported: The snapshots that tasks reported: taken, announced and refused ones.
             replace: Applies compactions, after the snapshots.
+            planned_ms: The coordinator's time.
         """
         view, compactions = replace(truncate(base.state, reported.taken), base.under_way)
         is_complete = view is not base.state or is_complete_due(checkpoint_id)
         start = without_consumed(view, request.operators) if is_complete else None
-        record = record_of(self.job, self.job_uid, self.max_parallelism, checkpoint_id, request, start, self.origin)
+        life = self.job, self.job_uid, self.max_parallelism
+        record = record_of(*life, checkpoint_id, request, start, self.origin, planned_ms)
         snapshots: tuple[UnderWaySnapshot, ...] = ()
         if base.ref is not None:
             snapshots = followed(

@@ -209,7 +209,8 @@ class Checkpointer:
             if epoch > request.epoch:  # so much newer that the base or part of its chain is deleted
                 raise FencedError.taken_over(job.name, request.epoch, epoch) from None
             raise
-        return _builder_of(job).plan(checkpoint_id, request, base, reported, maintenance.replace)
+        now_ms = self._clock.now_ms()
+        return _builder_of(job).plan(checkpoint_id, request, base, reported, maintenance.replace, now_ms)
 
     def _write_manifest(self, job: ActiveJob, planned: PlannedCheckpoint, durable: Persisted) -> tuple[Manifest, int]:
         made = _builder_of(job).manifest(planned, durable.handles, durable.note, self._clock.now_ms())

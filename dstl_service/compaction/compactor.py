@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from itertools import count
 from typing import TypeVar, TypeVarTuple
 
@@ -148,7 +148,7 @@ class Compactor:
         segments = []
         writer = Writer(epoch, 0)
         try:
-            for sqn, (payload, changes) in enumerate(merged):
+            for sqn, (payload, changes) in enumerate(merged if keep_deleted else _with_a_base(merged)):
                 set_id = ChangeSetId(job, compaction.operator, compaction.checkpoint_id, writer, output.partition, sqn)
                 segments.append(Segment.of(set_id, output.key_groups, changes, payload, output.kind))
         except OverloadedError as error:
@@ -167,3 +167,19 @@ class Compactor:
             made[segment.id.operator].append(handle)
             self._cache.put(handle, segment.payload)  # the next compaction reads it
         waiting.clear()
+
+
+def _with_a_base(merged: Iterable[tuple[bytes, int]]) -> Iterator[tuple[bytes, int]]:
+    """
+    Yield the parts of a base; an empty one if nothing exists.
+
+    Without it the state would not tell that all was deleted: a snapshot from before, which may still be under way,
+    would count, and bring it back.
+    """
+    from storage.change_set import encode_change_set
+
+    part = None
+    for part in merged:
+        yield part
+    if part is None:
+        yield encode_change_set({}), 0

@@ -17,15 +17,17 @@ from __future__ import annotations
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from collections.abc import Set as AbstractSet
 from dataclasses import dataclass, replace
+from operator import attrgetter
 
 from dstl_service.formats.manifest import StateView
 from dstl_service.restore.truncation import key_groups_of_segment
 from dstl_service.wire import OperatorInfo
 from storage.errors import InvalidInputError
-from storage.key_group_sets import KeyGroups
+from storage.key_group_sets import ByKeyGroups, KeyGroups
 from storage.key_groups import KeyGroupRange, key_group_range
 from storage.model import MaterializationHandle, SegmentHandle, SegmentKind
 
+_KEY_GROUPS = attrgetter("key_groups")
 _FRESH_SHARE_MIN = 0.25
 _SEGMENTS_FACTOR = 4
 
@@ -178,11 +180,8 @@ def apply(view: StateView, replacement: Replacement) -> StateView | None:
 
 def _partitions_of(materializations: Collection[MaterializationHandle], outputs: Iterable[Output]) -> set[int]:
     """Return the partitions of the outputs that share key groups with any of these materializations."""
-    return {
-        output.partition
-        for output in outputs
-        if any(item.key_groups.intersects(output.key_groups) for item in materializations)
-    }
+    by_key_groups = ByKeyGroups(outputs, _KEY_GROUPS)
+    return {output.partition for item in materializations for output in by_key_groups.within(item.key_groups)}
 
 
 def _is_due(size: LogSize, settings: CompactionSettings) -> bool:
@@ -202,13 +201,15 @@ def _plan(
     if not materializations and sum(handle.entry.size_bytes for handle in handles) > settings.base_bytes_max:
         return None
     by_partition = _by_partition(handles, operator.parallelism, max_parallelism)
+    by_key_groups = ByKeyGroups(materializations, _KEY_GROUPS)
     outputs: list[Output] = []
     too_large: set[int] = set()
     for partition in range(operator.parallelism):
         key_groups = key_group_range(partition, operator.parallelism, max_parallelism)
-        counted = ((h, key_groups_of_segment(h, materializations, key_groups)) for h in by_partition[partition])
+        beside = by_key_groups.within(key_groups)
+        counted = ((h, key_groups_of_segment(h, beside, key_groups)) for h in by_partition[partition])
         inputs = [(handle, counting) for handle, counting in counted if counting]
-        is_materialized = any(m.key_groups.intersects(key_groups) for m in materializations)
+        is_materialized = bool(beside)
         if is_materialized and any(handle.entry.kind is SegmentKind.BASE for handle, _ in inputs):
             # Part of the range has a base without deletions, part a materialization: wait until the latter covers it.
             return None

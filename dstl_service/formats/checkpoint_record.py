@@ -39,6 +39,7 @@ from storage.checksum import BytesLike
 from storage.errors import CorruptDataError, DstlError, InvalidInputError, NewerFormatError
 from storage.key_groups import KeyGroupRange
 from storage.model import ChangeSetId, MaterializationHandle, Segment, SegmentHandle, Writer
+from storage.stored_json import whole_number
 
 FORMAT = 1
 
@@ -72,6 +73,8 @@ class CheckpointRecord:
         closed_ms: As in the manifest.
         rewound_from: As in the manifest. The target of a rewind adds nothing: all its state is in `start`.
         forked_from: As in the manifest. The first checkpoint of a fork, which has no base, adds nothing either.
+        planned_ms: When its coordinator decided it, by that one's clock: of an epoch's tries at a checkpoint, which may
+            be stored by different hosts, the last counts. 0 if it is unknown.
     """
 
     job: str
@@ -89,6 +92,7 @@ class CheckpointRecord:
     closed_ms: int | None = None
     rewound_from: CheckpointRef | None = None
     forked_from: ForkOrigin | None = None
+    planned_ms: int = 0
 
     def to_segment(self) -> Segment:
         """Return the note that stores this record."""
@@ -119,6 +123,7 @@ def record_of(
     request: CompleteRequest,
     start: StateView | None,
     forked_from: ForkOrigin | None = None,
+    planned_ms: int = 0,
 ) -> CheckpointRecord:
     """Return the record of a requested checkpoint."""
     return CheckpointRecord(
@@ -136,6 +141,7 @@ def record_of(
         start=start,
         closed_ms=request.closed_ms,
         forked_from=forked_from,
+        planned_ms=planned_ms,
     )
 
 
@@ -176,6 +182,7 @@ def encode_record(record: CheckpointRecord) -> bytes:
             **({} if record.closed_ms is None else {"closed_ms": record.closed_ms}),
             **({"rewound_from": record.rewound_from.to_text()} if record.rewound_from else {}),
             **({"forked_from": origin_to_json(record.forked_from)} if record.forked_from else {}),
+            **({"planned_ms": record.planned_ms} if record.planned_ms else {}),
         },
         separators=(",", ":"),
     ).encode()
@@ -242,6 +249,7 @@ def _from_json(document: dict[str, Any]) -> CheckpointRecord:
         closed_ms=closed_from_json(document),
         rewound_from=CheckpointRef.parse(document["rewound_from"]) if document.get("rewound_from") else None,
         forked_from=origin_from_json(document.get("forked_from")),
+        planned_ms=whole_number(document.get("planned_ms", 0)),
     )
 
 

@@ -15,10 +15,10 @@ from dstl_service.formats.keys import JobRecord, Place, decode_job, encode_job, 
 from dstl_service.formats.manifest import Manifest, encode_manifest
 from dstl_service.registry.forks import ForkedJob
 from dstl_service.registry.hints import read_hint, write_hint
-from dstl_service.registry.known_indexes import KnownIndexes
 from dstl_service.registry.lives import Lives, life_folder, life_of, record_key
 from dstl_service.registry.manifest_log import place_of_manifest
 from dstl_service.registry.manifest_reader import is_checkpoint
+from dstl_service.registry.named_objects import KnownIndexes
 from dstl_service.registry.parallelism_requests import ParallelismRequests, WantedParallelism
 from dstl_service.registry.unfinished_objects import UnfinishedObjects
 from dstl_service.wire import CheckpointRef, ForkOrigin

@@ -16,7 +16,6 @@ Blocking I/O; the service calls it in threads.
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Callable, Iterator
 from contextlib import suppress
 from dataclasses import replace
@@ -28,30 +27,17 @@ from dstl_service.formats.manifest import (
     StateView,
     decode_manifest,
     encode_manifest,
-    object_keys,
 )
 from dstl_service.formats.under_way import NOTHING
-from dstl_service.registry.known_indexes import KnownIndexes
-from dstl_service.registry.lives import LifeFolder
-from dstl_service.registry.savepoint_register import PIN, SavepointRegister, savepoint_objects
+from dstl_service.registry.named_objects import LOOKS_MAX, KeptSavepoints
+from dstl_service.registry.savepoint_register import PIN, savepoint_objects
 from dstl_service.wire import CheckpointRef
 from storage.errors import ConflictError, CorruptDataError, NotFoundError, UnavailableError
-from storage.object_store import ObjectStore, is_readable
 from storage.validation import validate_name
 
-_LOOKS_MAX = 5
 
-logger = logging.getLogger("dstl_service")
-
-
-class SavepointStore:
+class SavepointStore(KeptSavepoints):
     """Reads and writes ``savepoints/`` in the folder of a job's life."""
-
-    def __init__(self, store: ObjectStore, folder: LifeFolder) -> None:
-        self._store = store
-        self._folder = folder
-        self._job = folder.job
-        self.register = SavepointRegister(store, folder)
 
     def create(
         self, name: str, manifest: Manifest, before: StateView | None, call_uid: str, held_for: str = ""
@@ -175,10 +161,6 @@ class SavepointStore:
         except NotFoundError as error:
             raise NotFoundError(f"job {self._job!r} has no savepoint {name!r}", job=self._job) from error
 
-    def _load(self, one: str) -> Manifest:
-        key = self._key(one)
-        return decode_manifest(self._store.get(key), key)
-
     def names(self, prefix: str = "") -> list[str]:
         """Return the names of all savepoints, and of all pins, that begin with `prefix`."""
         return [title for title, _ in self._listed(prefix)]
@@ -197,7 +179,7 @@ class SavepointStore:
             CorruptDataError: A savepoint, or the register, cannot be read.
             UnavailableError: Savepoints are made and deleted faster than they can be read.
         """
-        for _ in range(_LOOKS_MAX):
+        for _ in range(LOOKS_MAX):
             # A savepoint that vanished may have been copied under a name that was not listed.
             with suppress(NotFoundError):
                 yield from [(title, self._load(one)) for title, one in self._listed()]
@@ -213,7 +195,7 @@ class SavepointStore:
             UnavailableError: None was found, and savepoints are made and deleted faster than they can be read.
         """
         unreadable: CorruptDataError | None = None
-        for _ in range(_LOOKS_MAX):
+        for _ in range(LOOKS_MAX):
             with suppress(NotFoundError):  # see `all`
                 for one in savepoint_objects(self._store, self._folder):
                     try:
@@ -257,87 +239,5 @@ class SavepointStore:
         self.register.take_off(one)
         self._store.delete([self._key(one)])
 
-    def _all_for_deletion(self, prefix: str = "", *, begin: bool = True) -> list[tuple[str, Manifest]]:
-        """
-        Return all savepoints by name, or those of a prefix, including those that no listing shows yet.
-
-        A name on the register without its object is left to a person. No death leaves one: an object is put before its
-        name is on the register, never put there once it was deleted, and deleted after its name is taken off. So the
-        object was lost or removed by hand, or this host's answer is old. An old answer must not take it off the
-        register. A lost file may be brought back from a copy, and is whole as long as its objects are there.
-
-        Raises:
-            UnavailableError: A savepoint on the register is not found, or not yet: delete nothing.
-        """
-        missing = ""
-        for _ in range(_LOOKS_MAX):
-            listed = savepoint_objects(self._store, self._folder, prefix)
-            now = self.register.read(begin=begin)
-            there = sorted(one for one in {*listed, *now.objects} if one.startswith(prefix))
-            try:
-                return [(missing := now.title(one), self._load(one)) for one in there]
-            except NotFoundError:  # deleted since, or copied under a name not listed
-                continue
-        raise UnavailableError(
-            f"savepoint {missing!r} of job {self._job!r} is on the register but not found: if it was just made, retry "
-            f"later; if it is lost, `dstl savepoints --delete {missing}` takes it off the register",
-            job=self._job,
-        )
-
-    def registered(self, prefix: str) -> list[tuple[str, Manifest]]:
-        """
-        Return the savepoints whose names begin with `prefix`, those too that no listing shows yet; no pins.
-
-        Raises:
-            UnavailableError: A savepoint on the register is not found, or not yet.
-            CorruptDataError: One of them, or the register, cannot be read.
-        """
-        return [(name, found) for name, found in self._all_for_deletion(prefix, begin=False) if PIN not in name]
-
-    def object_keys(self) -> set[str]:
-        """
-        Return the keys of all objects that savepoints name.
-
-        Raises:
-            CorruptDataError: A savepoint cannot be read, so what it names is not known: delete nothing.
-        """
-        return {key for _, manifest in self._all_for_deletion() for key in object_keys(manifest)}
-
-    def named(self, indexes: KnownIndexes, *, begin: bool = True) -> set[str]:
-        """
-        Return the keys of all objects that savepoints name, those of their snapshots too.
-
-        A snapshot without its index cannot be restored, so its files are not kept. Such a savepoint was left by a
-        process that died before it saw that its checkpoint was gone, or came back with a file system's loss of power.
-        It is logged, and keeps the other objects that it names; it must not keep all garbage for ever.
-
-        Args:
-            indexes: Reads and caches the indexes of snapshots.
-            begin: Whether to create a missing register; see `SavepointRegister.read`.
-
-        Raises:
-            UnavailableError: A savepoint on the register is not found, or not yet: delete nothing.
-            CorruptDataError: A savepoint, or an index that exists, cannot be read: delete nothing.
-        """
-        named: set[str] = set()
-        for name, manifest in self._all_for_deletion(begin=begin):
-            named |= object_keys(manifest)
-            for handle in manifest.materializations:
-                try:
-                    named |= indexes.object_keys_of([handle])
-                except CorruptDataError:
-                    if is_readable(self._store, handle.index_key):
-                        raise
-                else:
-                    continue
-                logger.error(
-                    "a savepoint cannot be restored: delete it",
-                    extra={"job": self._job, "savepoint": name, "missing": handle.index_key},
-                )
-        return named
-
     def _changing(self) -> UnavailableError:
         return UnavailableError(f"savepoints of job {self._job!r} change faster than they can be read; retry")
-
-    def _key(self, one: str) -> str:
-        return f"{self._folder.path}/savepoints/{one}.json"

@@ -9,7 +9,8 @@ Segments and notes of candidates that never became a checkpoint lie among the ot
 3. From the id at which a higher epoch began, all candidates of lower epochs were given up: they were fenced (I4).
 4. Among the rest, the newest checkpoint wins whose sets are all stored with the right checksums, and likewise its
    predecessors back to the first checkpoint, or to one whose whole state is recorded in one place. Among several at one
-   id: a proven one, then the higher epoch, then the one whose note was stored last.
+   id: a proven one, then the higher epoch, then the one that its coordinator planned last: their notes may have been
+   stored by hosts whose clocks differ.
 """
 
 from __future__ import annotations
@@ -55,6 +56,7 @@ class CheckpointCandidate:
         closed_ms: As in the manifest.
         rewound_from: As in the manifest.
         forked_from: As in the manifest.
+        planned_ms: As in the note; 0 if unknown.
     """
 
     id: int
@@ -74,6 +76,7 @@ class CheckpointCandidate:
     closed_ms: int | None = None
     rewound_from: CheckpointRef | None = None
     forked_from: ForkOrigin | None = None
+    planned_ms: int = 0
 
     @property
     def key(self) -> _Key:
@@ -96,6 +99,7 @@ class CheckpointCandidate:
             start=StateView((), []) if record.base is None and record.start is None else record.start,
             note=handle,
             is_kept=record.rewound_from is not None or (record.forked_from is not None and record.base is None),
+            planned_ms=record.planned_ms,
             **header_of(record),
         )
 
@@ -181,7 +185,7 @@ def choose(
     proven_ids = {checkpoint_id for checkpoint_id, _ in proven}
     valid = [one for one in current if one.key in proven or one.id not in proven_ids]
     eligible = [one for one in valid if up_to is None or one.id <= up_to]
-    eligible.sort(key=lambda one: (one.id, one.key in proven, one.epoch, one.stored_as), reverse=True)
+    eligible.sort(key=lambda one: (one.id, one.key in proven, one.epoch, one.planned_ms, one.stored_as), reverse=True)
     walk = _Walk({one.key: one for one in candidates}, stored, damaged_snapshots)
     lost: list[tuple[str, str]] = []
     for one in eligible:

@@ -19,7 +19,7 @@ from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
-from dstl_service.formats.materialization_index import matches_key
+from dstl_service.formats.materialization_index import decode_index, matches_key
 from storage.checksum import checksum64
 from storage.errors import CorruptDataError
 from storage.private_folder import Trust, UntrustedFolderError, make_folder, open_lock
@@ -42,12 +42,14 @@ class DownloadedFile:
 
 
 def is_sound_object(key: str, data: bytes) -> bool:
-    """Return whether an object's checksums match, as far as it has any; else the next reader downloads it again."""
-    if key.endswith(".seg"):
-        try:
+    """Return whether an object's checksums match; else the next reader downloads it again."""
+    try:
+        if key.endswith(".seg"):
             decode_object(data, key)
-        except CorruptDataError:
-            return False
+        elif key.endswith(".json"):
+            decode_index(data, key)
+    except CorruptDataError:
+        return False
     return matches_key(key, data)
 
 

@@ -18,12 +18,17 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Iterable, Sequence
+from operator import attrgetter
 
 from dstl_service.formats.manifest import StateView
 from dstl_service.wire import REMOVED, OperatorInfo
-from storage.key_group_sets import KeyGroups, within, without, without_all
+from storage.key_group_sets import ByKeyGroups, KeyGroups, KeyGroupsLeft, within, without, without_all
 from storage.key_groups import KeyGroupRange
 from storage.model import MaterializationHandle, SegmentHandle, SegmentKind
+
+_OF_SNAPSHOT, _OF_SEGMENT = attrgetter("key_groups"), attrgetter("entry.key_groups")
+_NO_SNAPSHOTS: ByKeyGroups[MaterializationHandle] = ByKeyGroups((), _OF_SNAPSHOT)
+_NO_SEGMENTS: ByKeyGroups[SegmentHandle] = ByKeyGroups((), _OF_SEGMENT)
 
 
 def truncate(view: StateView, made: Iterable[MaterializationHandle]) -> StateView:
@@ -41,14 +46,14 @@ def truncate(view: StateView, made: Iterable[MaterializationHandle]) -> StateVie
     for handle in together.values():
         groups[handle.operator].append(handle)
     kept = {operator: _still_counting(group, bases_of(view.log, operator)) for operator, group in groups.items()}
+    indexed = {operator: ByKeyGroups(group, _OF_SNAPSHOT) for operator, group in kept.items()}
     beside: dict[tuple[str, KeyGroupRange], list[MaterializationHandle]] = {}
     log = []
     for segment in view.log:
         # A partition's segments share their range, so most of a long log needs the same few materializations.
         operator, key_groups = segment.entry.id.operator, segment.entry.key_groups
         if (operator, key_groups) not in beside:
-            found = kept.get(operator, ())
-            beside[operator, key_groups] = [item for item in found if item.key_groups.intersects(key_groups)]
+            beside[operator, key_groups] = indexed.get(operator, _NO_SNAPSHOTS).within(key_groups)
         if key_groups_of_segment(segment, beside[operator, key_groups], key_groups):
             log.append(segment)
     ordered = sorted(
@@ -92,22 +97,21 @@ class Counting:
     """Checks many materializations against a state; one pass over the state."""
 
     def __init__(self, view: StateView) -> None:
-        self._materializations: defaultdict[str, list[MaterializationHandle]] = defaultdict(list)
-        self._bases: defaultdict[str, list[SegmentHandle]] = defaultdict(list)
+        materializations: defaultdict[str, list[MaterializationHandle]] = defaultdict(list)
+        bases: defaultdict[str, list[SegmentHandle]] = defaultdict(list)
         for item in view.materializations:
-            self._materializations[item.operator].append(item)
+            materializations[item.operator].append(item)
         for segment in view.log:
             if segment.entry.kind is SegmentKind.BASE:
-                self._bases[segment.entry.id.operator].append(segment)
+                bases[segment.entry.id.operator].append(segment)
+        self._materializations = {name: ByKeyGroups(found, _OF_SNAPSHOT) for name, found in materializations.items()}
+        self._bases = {name: ByKeyGroups(found, _OF_SEGMENT) for name, found in bases.items()}
 
     def would_count(self, handle: MaterializationHandle) -> bool:
         """See `would_count`."""
-        beside = [
-            item
-            for item in self._materializations.get(handle.operator, ())
-            if item.key_groups.intersects(handle.key_groups) and item.uid != handle.uid
-        ]
-        bases = self._bases.get(handle.operator, [])
+        materializations = self._materializations.get(handle.operator, _NO_SNAPSHOTS).within(handle.key_groups)
+        bases = self._bases.get(handle.operator, _NO_SEGMENTS).within(handle.key_groups)
+        beside = [item for item in materializations if item.uid != handle.uid]
         counted = key_groups_by_materialization([*beside, handle], bases, handle.key_groups)
         return any(item.uid == handle.uid for item, _ in counted)
 
@@ -137,18 +141,20 @@ def key_groups_by_materialization(
         bases: The operator's segments of kind BASE.
         wanted: The key groups of a table.
     """
+    some_bases = ByKeyGroups((base for base in bases if base.entry.key_groups.intersects(wanted)), _OF_SEGMENT)
     # If two are at one checkpoint, the one made first counts: references to it stay valid.
-    by_uid = sorted(materializations, key=lambda handle: handle.uid)
-    left: KeyGroups = (wanted,)
+    by_uid = sorted(
+        (handle for handle in materializations if handle.key_groups.intersects(wanted)), key=lambda handle: handle.uid
+    )
+    left = KeyGroupsLeft(wanted)
     counted: list[tuple[MaterializationHandle, KeyGroups]] = []
     for handle in sorted(by_uid, key=lambda handle: handle.checkpoint_id, reverse=True):
-        part = within(left, handle.key_groups)
-        for base in bases:
+        part = left.take(handle.key_groups)
+        for base in some_bases.within(handle.key_groups) if part else ():
             if base.entry.id.checkpoint_id > handle.checkpoint_id:
                 part = without(part, base.entry.key_groups)
         if part:
             counted.append((handle, part))
-        left = without(left, handle.key_groups)
     return counted
 
 

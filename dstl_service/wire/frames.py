@@ -9,7 +9,7 @@ from __future__ import annotations
 import json
 import struct
 from collections.abc import Iterator
-from typing import Any, BinaryIO
+from typing import Any, Protocol
 
 from storage.checksum import BytesLike
 from storage.errors import CorruptDataError
@@ -18,13 +18,21 @@ FRAME_HEADER_BYTES_MAX = 1 << 20
 _FRAME = struct.Struct(">I")
 
 
+class FrameStream(Protocol):
+    """What frames are read from."""
+
+    def read(self, size: int, /) -> bytes:
+        """Return this many bytes, or fewer at the end."""
+        ...
+
+
 def encode_frame(header: dict[str, Any], payload: BytesLike = b"") -> list[BytesLike]:
     """Return one frame of a restore stream: 4-byte header length, JSON header with the payload's `size`, payload."""
     head = json.dumps({**header, "size": len(payload)}, separators=(",", ":")).encode()
     return [_FRAME.pack(len(head)), head, payload]
 
 
-def decode_frames(stream: BinaryIO) -> Iterator[tuple[dict[str, Any], bytes]]:
+def decode_frames(stream: FrameStream) -> Iterator[tuple[dict[str, Any], bytes]]:
     """
     Yield (header, payload) up to the frame whose kind is ``end``.
 
@@ -55,7 +63,7 @@ def _frame_header(data: bytes) -> dict[str, Any]:
     return header
 
 
-def _read_exactly(stream: BinaryIO, size: int) -> bytes:
+def _read_exactly(stream: FrameStream, size: int) -> bytes:
     data = stream.read(size)
     if len(data) != size:
         raise CorruptDataError(f"the restore stream ended early: {len(data)} of {size} bytes")

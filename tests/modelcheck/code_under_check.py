@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Awaitable, Iterator
+from collections.abc import Awaitable, Callable, Iterable, Iterator
 from concurrent.futures import Executor, Future
 from contextlib import contextmanager
 from dataclasses import replace
@@ -38,7 +38,7 @@ from dstl_service.restore.segment_cache import SegmentCache
 from dstl_service.settings import CacheSettings, GcSettings, ServiceSettings
 from dstl_service.wire import SINK, ChangeSetRef, CheckpointRef, CompleteRequest, OpenJob, OperatorInfo
 from storage.change_set import decode_change_set, encode_change_set
-from storage.errors import DstlError, NotFoundError
+from storage.errors import DstlError, LostChangesError, NotFoundError, UnavailableError
 from storage.key_groups import KeyGroupRange
 from storage.model import ChangeSetId, Segment, Writer
 from storage.testing import FakeIds
@@ -51,6 +51,7 @@ from tests.rocksdb_files import CURRENT, MANIFEST, sst_content, sst_file
 OPERATOR = "op"
 GROUPS = KeyGroupRange(0, 127)
 COMPLETE_EVERY = 3
+TRIES_MAX = 4
 COLLECTIONS_LAST = 2
 """After this number of collections, a cluster at rest has no object without a reference."""
 MANIFESTS_READ_IN = "dstl_service.registry.manifest_log"
@@ -110,7 +111,7 @@ class Process:
 
     def open(self) -> None:
         """Take the job over."""
-        opened = self.do(self.parts.opener.open(self.job, OpenJob("model")))
+        opened = self.do(lambda: self.parts.opener.open(self.job, OpenJob("model")))
         self.epoch, self.base = opened.epoch, opened.latest.ref if opened.latest else None
         if self.has_sink and opened.latest is not None:
             known = next((info for info in opened.latest.operators if info.is_sink), None)
@@ -122,27 +123,41 @@ class Process:
 
     def look(self) -> None:
         """Open the job without taking it over."""
-        self.do(self.parts.catalog.job(self.job))
+        self.do(lambda: self.parts.catalog.job(self.job))
 
-    def batch(self, *snapshots: dict[str, Any]) -> CheckpointRef:
-        """Execute a batch that writes a key of its own, and complete its checkpoint; tasks reported these snapshots."""
-        oracle = self.oracle
+    def batch(self, *snapshots: dict[str, Any], empties: bool = False) -> CheckpointRef:
+        """
+        Execute a batch that writes a key of its own, and complete its checkpoint; tasks reported these snapshots.
+
+        With `empties` it deletes all keys instead, and has no change set if there is none.
+        """
+        for attempt in range(1, TRIES_MAX):
+            try:
+                return self._batch(attempt, snapshots, empties=empties)
+            except LostChangesError:
+                if not self.cluster.scheduler.faults:
+                    raise
+        return self._batch(TRIES_MAX, snapshots, empties=empties)
+
+    def _batch(self, attempt: int, snapshots: Iterable[dict[str, Any]], *, empties: bool) -> CheckpointRef:
+        writer, oracle = Writer(self.epoch, attempt), self.oracle
         checkpoint_id = self.base.id + 1 if self.base else 0
         before = oracle.contents(oracle.manifest(self.base))
-        self.do(self.parts.checkpointer.begin(self.job, checkpoint_id, self.epoch))
-        set_id = ChangeSetId(self.job, OPERATOR, checkpoint_id, Writer(self.epoch, 1), 0, 0)
+        self.do(lambda: self.parts.checkpointer.begin(self.job, checkpoint_id, self.epoch))
+        set_id = ChangeSetId(self.job, OPERATOR, checkpoint_id, writer, 0, 0)
         key, value = b"\0\0" + f"{checkpoint_id:03}".encode(), self._value()
-        oracle.expect(set_id, {**before, key: value})
-        refs = [self._append(Segment.of(set_id, GROUPS, 1, _encoded(key, value)))]
+        oracle.expect(set_id, {} if empties else {**before, key: value})
+        changes = encode_change_set(dict.fromkeys(before)) if empties else _encoded(key, value)
+        refs = [] if empties and not before else [self._append(Segment.of(set_id, GROUPS, 1, changes))]
         operators = [OperatorInfo(OPERATOR, 1, "{}", {})]
         if self.has_sink:
-            output_id = ChangeSetId(self.job, SINK_NAME, checkpoint_id, Writer(self.epoch, 1), 0, 0)
+            output_id = ChangeSetId(self.job, SINK_NAME, checkpoint_id, writer, 0, 0)
             refs.append(self._append(Segment.of(output_id, SLOT_GROUP, 1, logged_record(checkpoint_id, self.epoch))))
             operators.append(OperatorInfo(SINK_NAME, 1, "Model", {}, kind=SINK, published=self.published))
         request = CompleteRequest(
             self.epoch, self.ids.unique_id(), self.base, refs, operators, materializations=list(snapshots)
         )
-        answer = self.do(self.parts.checkpointer.complete(self.job, checkpoint_id, request))
+        answer = self.do(lambda: self.parts.checkpointer.complete(self.job, checkpoint_id, request))
         self.base = answer.ref
         self.targets.append(Target(answer.ref))
         self.cluster.completed(answer.ref.uid, self.job)
@@ -156,7 +171,7 @@ class Process:
             while self.parts.is_busy:  # noqa: ASYNC110 - it has no event, and each round does some of it
                 await asyncio.sleep(0)
 
-        self.do(settled())
+        self.do(settled)
 
     def publish(self) -> None:
         """Publish, through another host's sidecar, one checkpoint after the other of those that wait for it."""
@@ -186,19 +201,19 @@ class Process:
             while self.parts.is_busy:  # noqa: ASYNC110 - it has no event, and each round does some of it
                 await asyncio.sleep(0)
 
-        self.do(stored())
+        self.do(stored)
         return self.offered(version)
 
     def offered(self, version: CheckpointRef) -> dict[str, Any] | None:
         """Return what the next task, whose table must be at this checkpoint, is told to report."""
-        _, offer = self.do(self.parts.restores.plan(self.job, OPERATOR, GROUPS, None, version))
+        _, offer = self.do(lambda: self.parts.restores.plan(self.job, OPERATOR, GROUPS, None, version))
         return offer.report
 
     def _take(self, version: CheckpointRef) -> None:
         path = f"/{version.to_text()}"
         folder = _Folder(path, self.oracle.contents(self.oracle.manifest(version)))
         with mock.patch("dstl_service.materialization.tracked_table.SnapshotFolder.open", return_value=folder):
-            self.do(self.parts.restores.take_snapshot(self.job, OPERATOR, GROUPS, version, path))
+            self.do(lambda: self.parts.restores.take_snapshot(self.job, OPERATOR, GROUPS, version, path))
 
     # --- Others ------------------------------------------------------------------------------------------------------
 
@@ -208,28 +223,28 @@ class Process:
         async def collected() -> None:
             await self.parts.background_work.collect(await self.parts.jobs.opened(self.job), dry_run=False)
 
-        self.do(collected())
+        self.do(collected)
 
     def save(self, name: str, checkpoint_id: int | None = None) -> None:
         """Make a savepoint, by default of the newest checkpoint."""
-        made = self.do(self.parts.catalog.create_savepoint(self.job, name, checkpoint_id))
+        made = self.do(lambda: self.parts.catalog.create_savepoint(self.job, name, checkpoint_id))
         self.cluster.saved(name, made.ref, self.job)
 
     def forget_savepoint(self, name: str) -> None:
         """Delete a savepoint."""
         self.cluster.unsaved(name, self.job)
-        self.do(self.parts.catalog.delete_savepoint(self.job, name))
+        self.do(lambda: self.parts.catalog.delete_savepoint(self.job, name))
 
     def rewind(self, **target: Any) -> None:
         """Rewind the job to a `checkpoint_id` or a `savepoint`."""
         given: dict[str, Any] = {"checkpoints_max": RETAINED, **target}
-        report = rewind(self.jobs(), self.job, self.ids, write=True, **given)
+        report = self.again(lambda: rewind(self.jobs(), self.job, self.ids, write=True, **given))
         self.cluster.saved(report.savepoint, CheckpointRef.parse(report.newest), self.job)
 
     def fork(self, name: str, **target: Any) -> None:
         """Fork the job, by default at its newest checkpoint."""
         given: dict[str, Any] = {"checkpoints_max": RETAINED, **target}
-        fork_job(self.cluster.store, self.jobs(), self.job, name, self.clock, self.ids, **given)
+        self.again(lambda: fork_job(self.cluster.store, self.jobs(), self.job, name, self.clock, self.ids, **given))
 
     def begin_fork(self, name: str) -> None:
         """Decide a fork, as a process does that dies then."""
@@ -240,16 +255,16 @@ class Process:
 
     def bury(self) -> Tombstone:
         """Mark the job as deleted; the process that did so died before it fenced a running query."""
-        return self._deletions().bury(self.job, "model", 0)
+        return self.again(lambda: self._deletions().bury(self.job, "model", 0))
 
     def delete(self, tombstone: Tombstone) -> None:
         """Delete the stored objects of a job that is marked as deleted, and free its name."""
-        self._deletions().collect(tombstone)
+        self.again(lambda: self._deletions().collect(tombstone))
 
     def undelete(self) -> None:
         """Bring the job back if it is still marked as deleted: a fork needs it, and nobody took the mark away."""
         if self._deletions().of(self.job) is not None:
-            self._deletions().undo(self.job)
+            self.again(lambda: self._deletions().undo(self.job))
 
     def delete_buried(self) -> None:
         """Delete the stored objects of all jobs that are marked as deleted, by any process."""
@@ -272,11 +287,21 @@ class Process:
         async def append() -> ChangeSetRef:
             return self.parts.intake.append(segment, preemptive=False)
 
-        return self.do(append())
+        return self.do(append)
 
-    def do(self, work: Awaitable[_T]) -> _T:
+    def do(self, work: Callable[[], Awaitable[_T]]) -> _T:
         """Run the process's loop until some work is done."""
-        return self.loop.run_until_complete(work)
+        return self.again(lambda: self.loop.run_until_complete(work()))
+
+    def again(self, call: Callable[[], _T]) -> _T:
+        """Do what may be repeated again if there was no answer, as clients and people do."""
+        for _ in range(TRIES_MAX):
+            try:
+                return call()
+            except UnavailableError:
+                if not self.cluster.scheduler.faults:
+                    raise
+        return call()
 
 
 def first_checkpoints(cluster: CheckedCluster, count: int, **how: Any) -> Process:
@@ -364,9 +389,9 @@ def _check_restored(cluster: CheckedCluster, job_store: JobStore, oracle: Oracle
         for _, _, files in read_snapshots(plan, cluster.store):
             for file, _, data in files:
                 if file.name.endswith(".sst"):
-                    table.update(_decoded(sst_content(bytes(data))))
+                    _apply(sst_content(bytes(data)), table)
         for _, payload in read_plan(plan, cluster.store, SegmentCache(0)):
-            table.update(_decoded(bytes(payload)))
+            _apply(bytes(payload), table)
         if table != oracle.contents(manifest):
             raise ViolationError(f"{manifest.ref.to_text()} is restored with other content")
 
@@ -453,5 +478,14 @@ def _encoded(key: bytes, value: bytes) -> bytes:
 
 
 @lru_cache(10_000)
-def _decoded(payload: bytes) -> Table:
-    return {key: value for key, value in decode_change_set(payload, "model") if value is not None}
+def _decoded(payload: bytes) -> dict[bytes, bytes | None]:
+    return dict(decode_change_set(payload, "model"))
+
+
+def _apply(payload: bytes, table: Table) -> None:
+    """Apply a change set to a table."""
+    for key, value in _decoded(payload).items():
+        if value is None:
+            table.pop(key, None)
+        else:
+            table[key] = value

@@ -14,7 +14,7 @@ import random
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 
-from tests.modelcheck.scheduler import Actor, Choice, Scheduler, ViolationError
+from tests.modelcheck.scheduler import DEATH, FAULTS, ON, Actor, Choice, Scheduler, ViolationError
 
 STEPS_MAX = 5_000
 
@@ -72,7 +72,13 @@ def replay(make: Callable[[], Run], schedule: str) -> Failure | None:
 
 
 def explore(
-    make: Callable[[], Run], *, preemptions: int, kills: int = 0, schedules_max: int = 10_000, seed: int = 0
+    make: Callable[[], Run],
+    *,
+    preemptions: int,
+    kills: int = 0,
+    faults: int = 0,
+    schedules_max: int = 10_000,
+    seed: int = 0,
 ) -> Explored:
     """
     Run all schedules with at most this number of preemptions and kills, until one breaks an invariant.
@@ -81,6 +87,7 @@ def explore(
         make: Starts the history again.
         preemptions: The bound.
         kills: How many of the preemptions may be kills.
+        faults: How many of them may be calls that fail.
         schedules_max: If there are more schedules, those with the most preemptions are sampled.
         seed: Seed of the sample.
     """
@@ -98,7 +105,7 @@ def explore(
             level[place], level[-1] = level[-1], level[place]
             choices = level.pop()
             run = make()
-            explorer = _Explorer(run, choices, cost, kills, seen, waiting)
+            explorer = _Explorer(run, choices, cost, kills, faults, seen, waiting)
             found.schedules += 1
             found.failure = _play(run, choices, explorer.at)
             if found.failure is not None:
@@ -139,7 +146,8 @@ class _Drawn:
     def at(self, step: int, current: Actor | None, enabled: Sequence[Actor]) -> Choice | None:
         if current in enabled and self._chance.random() >= self._switch:
             return None
-        choice = Choice(step, self._chance.choice(enabled).name, self._chance.random() < self._kill / self._switch)
+        is_kill = self._chance.random() < self._kill / self._switch
+        choice = Choice(step, self._chance.choice(enabled).name, DEATH if is_kill else ON)
         self._made.append(choice)
         return choice
 
@@ -163,13 +171,15 @@ class _Explorer:
         choices: tuple[Choice, ...],
         cost: int,
         kills: int,
+        faults: int,
         seen: dict[int, int],
         waiting: list[list[tuple[Choice, ...]]],
     ) -> None:
         self._run = run
         self._choices = choices
         self._cost = cost
-        self._kills_left = kills - sum(choice.is_kill for choice in choices)
+        self._kills_left = kills - sum(choice.sign == DEATH for choice in choices)
+        self._faults_left = faults - sum(choice.sign in FAULTS for choice in choices)
         self._seen = seen
         self._waiting = waiting
         self._from_step = choices[-1].step + 1 if choices else 0
@@ -186,6 +196,7 @@ class _Explorer:
                 tuple(actor.is_dead for actor in scheduler.actors),
                 current.name if current else "",
                 self._kills_left,
+                self._faults_left,
             )
         )
         if self._seen.get(state, len(self._waiting)) <= self._cost:
@@ -198,7 +209,11 @@ class _Explorer:
                 (*self._choices, Choice(step, actor.name)) for actor in enabled if actor is not default
             ]
         if self._kills_left and current in enabled and self._cost + 1 < len(self._waiting):
-            self._waiting[self._cost + 1].append((*self._choices, Choice(step, default.name, is_kill=True)))
+            self._waiting[self._cost + 1].append((*self._choices, Choice(step, default.name, DEATH)))
+        if self._faults_left and self._cost + 1 < len(self._waiting):
+            self._waiting[self._cost + 1] += [
+                (*self._choices, Choice(step, default.name, sign)) for sign in default.faults
+            ]
         return False
 
 
@@ -230,11 +245,11 @@ def _play(
                 scheduler.step(current)
             else:
                 chosen = next(actor for actor in scheduler.actors if actor.name == choice.actor)
-                if choice.is_kill:
+                if choice.sign == DEATH:
                     scheduler.kill(chosen)
                 elif chosen.is_enabled:
                     current = chosen
-                    scheduler.step(chosen)
+                    scheduler.step(chosen, choice.sign if choice.sign in FAULTS else "")
             if scheduler.violation is not None:
                 break
         else:

@@ -652,6 +652,23 @@ def compaction_and_collection(cluster: CheckedCluster) -> None:
     cluster.actor("collector", lambda: (cluster.pass_time(HOUR_MS), collector.collect()))
 
 
+@history(three_checkpoints)
+def compaction_that_leaves_nothing(cluster: CheckedCluster) -> None:
+    """A snapshot is stored while its table is emptied, and the log with all deletions compacted to nothing."""
+    driver, sidecar = taken_over(cluster, compacts=True), Process(cluster)
+    listed = _announced(driver, sidecar)
+
+    def work() -> None:
+        for _ in range(4):
+            driver.batch(*_reported(cluster), empties=True)
+            driver.settle()
+        driver.batch(*_reported(cluster))
+
+    cluster.actor("driver", work)
+    cluster.actor("sidecar", lambda: _upload(cluster, sidecar, listed))
+    cluster.actor("collector", Process(cluster, HOUR_MS).collect)
+
+
 # --- Output of a sink ------------------------------------------------------------------------------------------------
 
 

@@ -77,7 +77,7 @@ class _Client:
             **({} if have is None else {"have": have}),
         }
         request = RestoreRequest.parse(job, urlencode(query).encode())
-        answer = self._process.do(answer_restore(self._process.parts, request))
+        answer = self._process.do(lambda: answer_restore(self._process.parts, request))
         yield decode_frames(io.BytesIO(bytes(answer.body)))
 
 

@@ -13,16 +13,25 @@ import math
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any, Protocol
 
 from greenlet import GreenletExit, getcurrent, greenlet
 
 from storage.clock import Clock
-from storage.errors import DstlError
+from storage.errors import DstlError, UnavailableError
 from storage.memory_store import MemoryStore
 from storage.model import ObjectInfo
 from storage.object_store import ObjectData, joined
 
+ON, DEATH, REFUSED, LOST, LATE = ":", "!", "~", "?", "&"
+"""
+What a schedule does with an actor: it continues; its process dies; or its call fails without effect, after its effect,
+or before an effect that comes at any later time, as that of a request which stood still on its way.
+"""
+FAULTS = (REFUSED, LOST, LATE)
+_CHANGES = ("put ", "delete ")
+_CALLS = (*_CHANGES, "get ", "head ", "list ")
 UNSEEN = "probe/"
 """Objects that only their writer reads: calls to them take no turn."""
 
@@ -52,6 +61,11 @@ class Actor:
     greenlet: greenlet = field(init=False)
 
     @property
+    def faults(self) -> tuple[str, ...]:
+        """The ways in which its next call may fail."""
+        return FAULTS if self.call.startswith(_CHANGES) else (REFUSED,) if self.call.startswith(_CALLS) else ()
+
+    @property
     def is_enabled(self) -> bool:
         """Return whether it can continue."""
         return not self.is_dead and not self.greenlet.dead and (self.waits_for is None or self.waits_for())
@@ -59,20 +73,20 @@ class Actor:
 
 @dataclass(frozen=True, slots=True)
 class Choice:
-    """A departure from running each actor to its end: before this step, continue with this actor, or kill it."""
+    """A departure from running each actor to its end: at this step, do with this actor what the sign says."""
 
     step: int
     actor: str
-    is_kill: bool = False
+    sign: str = ON
 
     def __str__(self) -> str:
-        return f"{self.step}{'!' if self.is_kill else ':'}{self.actor}"
+        return f"{self.step}{self.sign}{self.actor}"
 
     @classmethod
     def parse(cls, text: str) -> Choice:
         """Parse the form that `str` returns."""
-        step, sign, actor = re.split("([:!])", text, maxsplit=1)
-        return cls(int(step), actor, sign == "!")
+        step, sign, actor = re.split("([:!~?&])", text, maxsplit=1)
+        return cls(int(step), actor, sign)
 
 
 class Scheduler:
@@ -84,26 +98,37 @@ class Scheduler:
         self.violation: BaseException | None = None
         self.trace: list[str] = []
         self.seen_by: dict[str, int] = {}
+        self.faults = 0
+        self._fault = ""
         self._hub = getcurrent()
         self._is_over = False
 
     def add(self, name: str, run: Callable[[], object], process: str = "") -> Actor:
         """Add an actor; it begins when it gets its first turn."""
         actor = Actor(name, process or name, run)
-        actor.greenlet = greenlet(lambda: self._live(actor))
+        actor.greenlet = greenlet(lambda: self._live(actor), self._hub)
         self.actors.append(actor)
         self.seen_by.setdefault(actor.process, 0)
         return actor
 
-    def yield_before(self, call: str) -> None:
-        """Stop the running actor before a call; it continues with its next turn."""
+    def add_late(self, call: Callable[[], object], *what: Any) -> None:
+        """Add a call that takes effect at any time from now on, whatever becomes of the process that made it."""
+        name = f"late-{self.faults}"
+        self.seen_by[name] = hash(what)
+        self.add(name, call).call = "what comes late takes effect"
+
+    def yield_before(self, call: str) -> str:
+        """Stop the running actor before a call; it continues with its next turn. Return how the call fails, or ""."""
         if self._is_over:
             raise GreenletExit
         actor = self.current
         if actor is None:  # preparation before the actors start, or checks after them
-            return
+            return ""
         actor.call = call
         self._switch(actor)
+        fault, self._fault = self._fault, ""
+        self.faults += bool(fault)
+        return fault
 
     def wait_until(self, condition: Callable[[], bool], what: str) -> None:
         """Stop the running actor until something has happened, possibly forever."""
@@ -125,10 +150,10 @@ class Scheduler:
         if self.current is not None:
             self._switch(self.current)
 
-    def step(self, actor: Actor) -> None:
-        """Let an actor make its pending call, and continue until the next one."""
-        self.trace.append(f"{len(self.trace):3} {actor.name}: {actor.call}")
-        self.current = actor
+    def step(self, actor: Actor, fault: str = "") -> None:
+        """Let an actor make its pending call, which may fail, and continue until the next one."""
+        self.trace.append(f"{len(self.trace):3} {actor.name}: {actor.call}{f' fails ({fault})' if fault else ''}")
+        self.current, self._fault = actor, fault
         actor.greenlet.switch()
         self.current = None
 
@@ -190,8 +215,32 @@ class TurnsStore(MemoryStore):
 
     def put(self, key: str, data: ObjectData, *, if_absent: bool = False) -> None:
         """Put, in a turn."""
-        self._turn("put", key)
         content = joined(data)
+
+        def put() -> None:
+            self._put(key, content, if_absent=if_absent)
+
+        self._change("put", key, put, content, if_absent)
+
+    def _change(self, operation: str, key: str, change: Callable[[], None], *what: Any) -> None:
+        """Carry out a change in a turn, or let it fail."""
+        fault = self._turn(operation, key)
+        if fault == LATE:
+            self._scheduler.add_late(change, operation, key, *what)
+        elif fault != REFUSED:
+            try:
+                change()
+            except DstlError:
+                if not fault:
+                    raise
+        if fault:
+            self._fail(operation, key)
+
+    def _fail(self, operation: str, key: str) -> None:
+        self._scheduler.observe(operation, key, "no answer")
+        raise UnavailableError(f"cannot {operation} {key}: there is no answer", key=key)
+
+    def _put(self, key: str, content: bytes, *, if_absent: bool) -> None:
         found = self._objects.get(key)
         try:
             super().put(key, content, if_absent=if_absent)
@@ -206,26 +255,26 @@ class TurnsStore(MemoryStore):
 
     def get(self, key: str) -> bytes:
         """Get, in a turn."""
-        self._turn("get", key)
+        self._read("get", key)
         data = self._objects.get(key, (b"", 0))
         self._scheduler.observe("get", key, data)
         return super().get(key)
 
     def get_range(self, key: str, offset: int, size: int) -> bytes:
         """Get a range, in a turn."""
-        self._turn("get", key)
+        self._read("get", key)
         self._scheduler.observe("get", key, self._objects.get(key))
         return super().get_range(key, offset, size)
 
     def head(self, key: str) -> ObjectInfo:
         """Describe an object, in a turn."""
-        self._turn("head", key)
+        self._read("head", key)
         self._scheduler.observe("head", key, self._objects.get(key))
         return super().head(key)
 
     def list(self, prefix: str, *, start_after: str = "") -> Iterator[ObjectInfo]:
         """List the objects that exist at this turn."""
-        self._turn("list", prefix)
+        self._read("list", prefix)
         found = [*super().list(prefix, start_after=start_after)]
         self._scheduler.observe("list", prefix, *found)
         return iter(found)
@@ -233,17 +282,22 @@ class TurnsStore(MemoryStore):
     def delete(self, keys: Iterable[str]) -> None:
         """Delete, each in a turn."""
         for key in keys:
-            self._turn("delete", key)
-            found = self._objects.get(key)
-            super().delete([key])
-            self._scheduler.observe("delete", key)
-            if found:
-                self.fingerprint ^= hash((key, *found))
-                self.on_delete(key)
+            self._change("delete", key, partial(self._delete, key))
 
-    def _turn(self, operation: str, key: str) -> None:
-        if not key.startswith(UNSEEN):
-            self._scheduler.yield_before(f"{operation} {key}")
+    def _delete(self, key: str) -> None:
+        found = self._objects.get(key)
+        super().delete([key])
+        self._scheduler.observe("delete", key)
+        if found:
+            self.fingerprint ^= hash((key, *found))
+            self.on_delete(key)
+
+    def _read(self, operation: str, key: str) -> None:
+        if self._turn(operation, key):
+            self._fail(operation, key)
+
+    def _turn(self, operation: str, key: str) -> str:
+        return "" if key.startswith(UNSEEN) else self._scheduler.yield_before(f"{operation} {key}")
 
 
 class WaitingClock(Protocol):

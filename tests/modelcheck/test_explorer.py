@@ -106,7 +106,7 @@ def test_kill_leaves_the_rest_undone() -> None:
     assert explore(increments(2), preemptions=0, kills=1).failure is None
 
 
-@pytest.mark.parametrize("text", ["13:table", "7!driver"])
+@pytest.mark.parametrize("text", ["13:table", "7!driver", "8~driver", "9?driver", "10&driver"])
 def test_choice_is_read_as_it_is_written(text: str) -> None:
     """The printed form of a schedule can be parsed."""
     assert str(Choice.parse(text)) == text

@@ -9,7 +9,8 @@ invariants are in `oracle`, the histories in `histories`, and the calls of the c
 quarter of those with a sink or a fork),
 ``DSTL_MODELCHECK_SEED=N`` which of them. A failure prints what every actor did and the schedule.
 ``DSTL_MODELCHECK_SCHEDULE='13:table 20!driver'`` runs that one alone, in the history that ``-k`` chooses: at step 13
-the table continues, at step 20 the driver dies.
+the table continues, at step 20 the driver dies. With ``~``, ``?`` and ``&`` its call fails: without effect, after its
+effect, or before an effect that comes at any later time.
 """
 
 from __future__ import annotations
@@ -39,6 +40,9 @@ SHARES = {"output": 4, "fork": 4}
 """Schedules with a publisher, or of two jobs, are long: only a part of them is run."""
 PREEMPTIONS = 3
 KILLS = 1
+FAULTS = 2
+FAULT_SHARE = 8
+"""Schedules in which calls fail are an eighth as many."""
 
 
 @pytest.fixture(autouse=True, scope="module")
@@ -71,6 +75,19 @@ def test_history_keeps_what_is_needed(name: str) -> None:
         return
     schedules = SCHEDULES // SHARES.get(name.partition("_")[0], 1)
     explored = explore(make, preemptions=PREEMPTIONS, kills=KILLS, schedules_max=schedules, seed=SEED)
+    print(f"{name}: {explored.schedules} schedules, {explored.states} states, seed {SEED}")
+    report(name, explored.failure)
+
+
+@pytest.mark.parametrize("name", [name for name in HISTORIES if name != "everything"])
+def test_history_survives_calls_that_fail(name: str) -> None:
+    """The same if two calls to the store fail without effect, after their effect, or long before it (I3-I5, I11)."""
+    make = HISTORIES[name].maker()
+    if SCHEDULE is not None:
+        report(name, replay(make, SCHEDULE))
+        return
+    schedules = SCHEDULES // FAULT_SHARE // SHARES.get(name.partition("_")[0], 1)
+    explored = explore(make, preemptions=PREEMPTIONS, faults=FAULTS, schedules_max=schedules, seed=SEED)
     print(f"{name}: {explored.schedules} schedules, {explored.states} states, seed {SEED}")
     report(name, explored.failure)
 

@@ -62,6 +62,8 @@ class CompactedTables:
         self.left_alone = 0
         self.taken_in_part = 0
         self.too_large_share = 0.0  # share of partitions that prove too large to merge
+        self.emptied_share = 0.0  # of partitions, at each checkpoint
+        self.installed_share = 0.5  # of snapshots, at each checkpoint
 
     def operator(self) -> OperatorInfo:
         return OperatorInfo("op", self.parallelism, "{}", {})
@@ -77,7 +79,7 @@ class CompactedTables:
 
     def complete(self, checkpoint_id: int) -> None:
         """Complete a checkpoint, and apply all pending results."""
-        while self.materializing and self.chance.random() < 0.5:
+        while self.materializing and self.chance.random() < self.installed_share:
             self.install(self.materializing.pop(0))
         if self.waiting and self.chance.random() < 0.7:
             self.take(self.waiting.pop())
@@ -108,7 +110,10 @@ class CompactedTables:
             bytes([0, self.chance.randint(key_groups.first, key_groups.last), self.chance.randint(0, 3)])
             for _ in range(self.chance.randint(0, 4))
         ]
-        return {key: self.chance.randbytes(2) if self.chance.random() < 0.6 else None for key in keys}
+        changes = {key: self.chance.randbytes(2) if self.chance.random() < 0.6 else None for key in keys}
+        if self.emptied_share and self.chance.random() < self.emptied_share:
+            changes = dict.fromkeys(key for key in {*keys, *self.model} if key_groups.contains(key[1]))
+        return changes
 
     def compact(self, checkpoint_id: int) -> None:
         """Execute the due compactions; the results stay pending."""
@@ -209,6 +214,14 @@ def test_log_of_partitions_that_are_not_merged_has_same_state(materializes: bool
         tables = CompactedTables(random.Random(seed))
         tables.too_large_share = 0.2
         run(tables, materializes=materializes)
+
+
+def test_log_of_partitions_that_become_empty_has_same_state() -> None:
+    """I14: the same holds if often nothing is left of a partition: a snapshot from before must not bring it back."""
+    for seed in range(300, 310):
+        tables = CompactedTables(random.Random(seed))
+        tables.emptied_share, tables.installed_share = 0.4, 0.15
+        run(tables, materializes=True)
 
 
 def run(tables: CompactedTables, *, materializes: bool) -> CompactedTables:

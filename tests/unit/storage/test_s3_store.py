@@ -207,6 +207,25 @@ def test_answer_that_is_no_listing_is_no_empty_one(store: S3Store, server: Stubb
         next(found)
 
 
+def test_listing_that_breaks_off_is_not_at_its_end(store: S3Store, server: Stubber) -> None:
+    """I11: a server that says there is more, and not where, has not listed all: botocore takes it for the end."""
+    item = {"Key": "p/a", "Size": 1, "LastModified": datetime(2026, 1, 1, tzinfo=UTC)}
+    server.add_response("list_objects_v2", {"IsTruncated": True, "Contents": [item]})
+
+    with pytest.raises(UnavailableError, match="not that of an S3 server"):
+        list(store.list(""))
+
+
+@pytest.mark.parametrize(("start_after", "keys"), [("", ["a", "c", "b"]), ("", ["a", "a"]), ("b", ["a", "c"])])
+def test_listing_out_of_order_is_refused(store: S3Store, server: Stubber, start_after: str, keys: list[str]) -> None:
+    """A server that sorts otherwise, or ignores where a listing begins, must not tell which object is the last."""
+    found = [{"Key": f"p/{key}", "Size": 1, "LastModified": datetime(2026, 1, 1, tzinfo=UTC)} for key in keys]
+    server.add_response("list_objects_v2", {"IsTruncated": False, "Contents": found})
+
+    with pytest.raises(UnavailableError, match="keys must ascend"):
+        list(store.list("", start_after=start_after))
+
+
 @pytest.mark.parametrize(
     ("operation", "call"),
     [

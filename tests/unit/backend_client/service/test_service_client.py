@@ -299,13 +299,12 @@ def test_restore_leaves_connection_usable(serve: Callable[..., ScriptedServer]) 
     assert server.connections == 1
 
 
-def test_broken_restore_is_unavailable(serve: Callable[..., ScriptedServer]) -> None:
+@pytest.mark.parametrize("length", [b"transfer-encoding: chunked\r\n\r\n%x\r\n", b"content-length: %d\r\n\r\n"])
+@pytest.mark.parametrize("sent", [0, 80, len(FRAMES) - 1])
+def test_broken_restore_is_unavailable(serve: Callable[..., ScriptedServer], length: bytes, sent: int) -> None:
     """A restore whose connection breaks is not damage of stored data: the task may retry."""
-    chunked = b"HTTP/1.1 200 OK\r\nbroken: yes\r\ntransfer-encoding: chunked\r\n\r\n%x\r\n%b" % (
-        len(FRAMES),
-        FRAMES[:80],
-    )
-    server = serve(chunked, GOOD)
+    broken = b"HTTP/1.1 200 OK\r\nbroken: yes\r\n" + length % len(FRAMES) + FRAMES[:sent]
+    server = serve(broken, GOOD)
     with client_of(server) as client:
         with pytest.raises(UnavailableError, match="broke off"):
             restored(client)

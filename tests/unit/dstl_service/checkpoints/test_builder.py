@@ -7,6 +7,7 @@ from dataclasses import replace
 import pytest
 
 from dstl_service.checkpoints.builder import TEXT_CHARS_MAX, Base, CheckpointBuilder, check_follows, check_size
+from dstl_service.formats.checkpoint_record import decode_record
 from dstl_service.formats.manifest import COMPLETE_EVERY, ManifestKind, StateView
 from dstl_service.formats.under_way import Announcement, UnderWay, UnderWaySnapshot
 from dstl_service.materialization.admission import Reported
@@ -102,3 +103,11 @@ def test_long_texts_are_refused(place: str) -> None:
 
     with pytest.raises(InvalidInputError, match="characters"):
         check_size(request(half + "x"))
+
+
+def test_record_says_when_it_was_planned() -> None:
+    """I10: the coordinator's own time orders the tries at a checkpoint, whichever hosts store their notes."""
+    planned = BUILDER.plan(7, REQUEST, BASE, Reported(), unchanged, 1234)
+
+    assert decode_record(planned.note.payload, "note").planned_ms == 1234
+    assert decode_record(BUILDER.plan(7, REQUEST, BASE, Reported(), unchanged).note.payload, "note").planned_ms == 0

@@ -13,7 +13,7 @@ from storage.memory_store import MemoryStore
 from storage.model import SegmentKind
 
 PARTITION = KeyGroupRange(0, 7)
-COMPACTION = Compaction("op", 1, frozenset(), frozenset(), (Output(0, PARTITION, SegmentKind.BASE, ()),))
+COMPACTION = Compaction("op", 1, frozenset(), frozenset(), (Output(0, PARTITION, SegmentKind.COMPACTED, ()),))
 
 
 class Threads:

@@ -18,9 +18,9 @@ from dstl_service.compaction.plan import (
 )
 from dstl_service.formats.manifest import StateView
 from dstl_service.restore.segment_cache import SegmentCache
-from dstl_service.restore.truncation import truncate
+from dstl_service.restore.truncation import truncate, would_count
 from dstl_service.wire import SET_ASIDE, SINK, OperatorInfo
-from storage.change_set import encode_change_set
+from storage.change_set import decode_change_set, encode_change_set
 from storage.key_groups import KeyGroupRange, key_group_range
 from storage.memory_store import MemoryStore
 from storage.model import ChangeSetId, MaterializationHandle, Segment, SegmentHandle, SegmentKind, Writer
@@ -123,6 +123,12 @@ def test_result_enters_beside_a_partition_that_was_too_large_to_merge() -> None:
     assert after.log == [merged, segment_of(3, FIRST, 200), segment_of(4, FIRST, 200)]
 
 
+def one_change(checkpoint_id: int, key_groups: KeyGroupRange, value: bytes | None) -> Segment:
+    """Return a change set of one key, which is deleted without a value."""
+    set_id = ChangeSetId("job", "op", checkpoint_id, Writer(1, 1), 0, 0)
+    return Segment.of(set_id, key_groups, 1, encode_change_set({bytes([0, key_groups.first]): value}))
+
+
 def filled(checkpoint_id: int, key_groups: KeyGroupRange, value: bytes) -> Segment:
     """Return a change set of nine keys with one value."""
     set_id = ChangeSetId("job", "op", checkpoint_id, Writer(1, 1), key_groups.first // 4, 0)
@@ -160,14 +166,27 @@ def test_result_of_materialized_partitions_does_not_enter() -> None:
     assert apply(halves(snapshot(ALL, 3)), Replacement(compaction, made, "uid")) is None
 
 
-def test_partition_with_nothing_left_loses_its_log() -> None:
-    """A partition whose last key was deleted has an empty base."""
-    (compaction,) = chosen(halves())
+def test_partition_with_nothing_left_has_an_empty_base() -> None:
+    """I14: a snapshot from before the last key was deleted is refused, however late it comes."""
+    store = MemoryStore()
+    log = [
+        stored(store, [one_change(checkpoint_id, FIRST, value)], f"job/segments/host/{checkpoint_id}.seg")[0]
+        for checkpoint_id, value in ((3, b"value"), (4, None))
+    ]
+    view = StateView((), log)
+    settings = replace(SETTINGS, floor_bytes=1, base_bytes_max=1 << 20)
+    (compaction,) = choose_compactions(view, [OPERATOR], {"op": log_size(view, "op")}, 9, 8, settings)
+    compactor = Compactor(store, SegmentCache(1 << 20), None, None, 1 << 20)  # type: ignore[arg-type]
 
-    after = apply(halves(), Replacement(compaction, (), "uid"))
+    merged = compactor._merge("job", 1, compaction, compaction.outputs[0], {})
+    assert merged is not None
+    after = apply(view, Replacement(compaction, tuple(handles_of(merged)), "uid"))
 
     assert after is not None
-    assert after.log == []
+    assert [list(decode_change_set(segment.payload, "base")) for segment in merged] == [[]]
+    assert not would_count(after, snapshot(FIRST, 3))
+    assert truncate(after, [snapshot(FIRST, 3)]) == after
+    assert truncate(after, [snapshot(FIRST, 10)]).log == []
 
 
 def test_compactions_of_many_tables_enter() -> None:

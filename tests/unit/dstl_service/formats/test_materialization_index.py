@@ -13,7 +13,7 @@ from dstl_service.formats.materialization_index import (
     is_table_file,
     read_index,
 )
-from dstl_service.registry.known_indexes import KnownIndexes
+from dstl_service.registry.named_objects import KnownIndexes
 from dstl_service.wire import CheckpointRef
 from storage.errors import CorruptDataError, InvalidInputError
 from storage.memory_store import MemoryStore

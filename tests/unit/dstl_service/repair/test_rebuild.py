@@ -796,6 +796,36 @@ def test_materialization_is_taken_if_it_is_there(is_there: bool) -> None:
     assert [handle for manifest in made for handle in manifest.segments] == (handles[1:] if is_there else handles)
 
 
+def test_last_try_counts_though_another_hosts_clock_is_ahead() -> None:
+    """I10: of two tries at a checkpoint, whose notes two hosts stored, the one that was planned last is restored."""
+    handles = [handles_of([segment(attempt=number)], f"job/segments/h/{number}.seg")[0] for number in range(2)]
+    ahead, right = FakeClock(), FakeClock()
+    ahead.advance(3_600_000)
+    stored_as = [f"{SystemIds(clock).unique_id()}.seg" for clock in (ahead, right)]
+    tries = [
+        CheckpointCandidate(
+            id=1,
+            uid=f"u{number}",
+            epoch=1,
+            stored_as=stored_as[number],
+            created_ms=0,
+            base=None,
+            query_id="",
+            offsets="",
+            operators=(),
+            sets=(NotedSet(handle.entry.id, None),),
+            start=StateView((), []),
+            planned_ms=1000 + number,
+        )
+        for number, handle in enumerate(handles)
+    ]
+
+    choice = choose(tries, Registry("job"), {handle.entry.id: [handle] for handle in handles})
+
+    assert max(stored_as) == stored_as[0]
+    assert [one.uid for one in choice.path] == ["u1"]
+
+
 def test_lone_note_of_a_rewound_job_keeps_its_branch() -> None:
     """I3: from one complete note alone, whose base tells its branch, a checkpoint is rebuilt on that branch."""
     base = CheckpointRef(19, 5 * BRANCH_GENERATIONS + 1, "before")

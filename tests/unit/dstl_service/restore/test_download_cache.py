@@ -13,9 +13,10 @@ from typing import Any
 
 import pytest
 
-from dstl_service.formats.materialization_index import file_key
+from dstl_service.formats.materialization_index import encode_index, file_key
 from dstl_service.restore import download_cache
 from dstl_service.restore.download_cache import DownloadCache
+from dstl_service.wire import CheckpointRef
 from storage.checksum import checksum128
 from storage.errors import CorruptDataError, NotFoundError, UnavailableError
 from storage.key_groups import KeyGroupRange
@@ -23,10 +24,12 @@ from storage.memory_store import MemoryStore
 from storage.segment_format import encode_object
 from storage.testing import FakeClock, FakeIds, Fault, FaultKind, FaultyStore, RecordingStore
 from tests.unit.dstl_service.samples import segment
+from tests.unit.dstl_service.snapshots import index_of
 from tests.waiting import wait_until
 
 SST = "job/materialized/op/00000-00127/1.sst"
 SEGMENT_OBJECT = b"".join(encode_object([segment()])[0])
+INDEX = encode_index(index_of(CheckpointRef(1, 0, "c" * 32)))
 SIZE = 3 * 1024 * 1024 + 5
 CONTENT = bytes(range(256)) * (SIZE // 256) + b"tail!"
 
@@ -303,6 +306,7 @@ def test_damaged_file_is_read_from_store(
         ("job/segments/h/1.seg", SEGMENT_OBJECT),
         (file_key("job", "op", KeyGroupRange(0, 127), "uid", "000001.sst", checksum128(CONTENT), SIZE), CONTENT),
         (file_key("job", "op", KeyGroupRange(0, 127), "uid", "CURRENT", checksum128(b"file"), 4), b"file"),
+        ("job/materialized/op/00000-00127/uid.json", INDEX),
     ],
 )
 def test_damaged_download_is_not_kept(shared: SharedCacheFolder, key: str, data: bytes) -> None:

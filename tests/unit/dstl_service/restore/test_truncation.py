@@ -7,10 +7,16 @@ from dataclasses import replace
 import pytest
 
 from dstl_service.formats.manifest import StateView
-from dstl_service.restore.truncation import key_groups_by_materialization, truncate, without_consumed, would_count
+from dstl_service.restore.truncation import (
+    bases_of,
+    key_groups_by_materialization,
+    truncate,
+    without_consumed,
+    would_count,
+)
 from dstl_service.wire import CLOSED_SINK, REMOVED, SET_ASIDE, SINK, OperatorInfo, RowsSetAside
 from storage.key_groups import KeyGroupRange
-from storage.model import MaterializationHandle, SegmentHandle
+from storage.model import MaterializationHandle, SegmentHandle, SegmentKind
 from tests.unit.dstl_service.samples import handles_of, segment
 
 
@@ -134,3 +140,27 @@ def test_nothing_of_a_removed_operator_counts() -> None:
     assert [handle.operator for handle in left_over.materializations] == ["op"]
     assert left_over.log == log(2)
     assert without_consumed(left_over, operators) is left_over
+
+
+def test_time_grows_with_the_number_of_tables_not_with_its_square(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Ten thousand tables kept each checkpoint for six seconds: a table is compared with few others."""
+    tables, compared = 500, 0
+
+    def counted(one: KeyGroupRange, other: KeyGroupRange) -> bool:
+        nonlocal compared
+        compared += 1
+        return one.first <= other.last and other.first <= one.last
+
+    monkeypatch.setattr(KeyGroupRange, "intersects", counted)
+    ranges = [KeyGroupRange(10 * number, 10 * number + 9) for number in range(tables)]
+    snapshots = [snapshot(one.first, one.last, 3) for one in ranges[::2]]
+    based = handles_of(
+        [replace(segment(partition=number), kind=SegmentKind.BASE) for number in range(1, tables, 2)]
+        + [segment(checkpoint_id=4, partition=number) for number in range(tables)]
+    )
+    view = truncate(StateView(tuple(snapshots), based), [snapshot(10, 19, 4)])
+    counted_there = key_groups_by_materialization(view.materializations, bases_of(view.log, "op"), ranges[2])
+
+    assert len(view.materializations) == tables // 2 + 1
+    assert [handle.key_groups for handle, _ in counted_there] == [ranges[2]]
+    assert compared < 20 * tables

@@ -1,4 +1,4 @@
-"""What a service's refusal says: the error in it, and when to ask again."""
+"""Reads answers of a changelog service: their bodies, and what a refusal says."""
 
 from __future__ import annotations
 
@@ -9,6 +9,25 @@ from storage.errors import DstlError, InternalError, UnauthorizedError, error_fr
 
 _RETRY_AFTER_MAX_S = 60
 _SHOWN_BYTES = 200
+
+
+class WholeBody:
+    """
+    The body of an answer, read piece by piece.
+
+    A connection that breaks is an error, whether or not the answer is chunked: `HTTPResponse` itself returns fewer
+    bytes than the answer's length, which a reader of frames would take for damage.
+    """
+
+    def __init__(self, response: http.client.HTTPResponse) -> None:
+        self._response = response
+
+    def read(self, size: int) -> bytes:
+        """Return this many bytes, or fewer at the end of the body; `IncompleteRead` if it breaks off."""
+        data = self._response.read(size)
+        if len(data) < size and self._response.length:
+            raise http.client.IncompleteRead(data, self._response.length)
+        return data
 
 
 def retry_after_s(response: http.client.HTTPResponse) -> int:

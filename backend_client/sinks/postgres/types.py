@@ -129,9 +129,9 @@ def rows(batch: pa.RecordBatch) -> Iterator[tuple[Any, ...]]:
 def noting_nulls(
     batches: Iterable[pa.RecordBatch], columns: Sequence[str], found: set[str]
 ) -> Iterator[pa.RecordBatch]:
-    """Yield the batches; add those of the columns to `found` in which a value is null."""
+    """Yield the batches; add those of the columns to `found` in which a value is null. Batches may lack some."""
     for batch in batches:
-        found.update(name for name in columns if batch.column(name).null_count)
+        found.update(name for name in columns if name in batch.schema.names and batch.column(name).null_count)
         yield batch
 
 

@@ -88,7 +88,8 @@ def write(file: IO[bytes], batches: Iterable[pa.RecordBatch], schema: pa.Schema,
     schema = schema.with_metadata({**(schema.metadata or {}), MARKER: marker.encode()})
     rows = 0
     exact = [path for column in schema for path in _with_statistics(column.name, column.type)]
-    writer = pq.ParquetWriter(file, schema, compression=compression, write_statistics=exact)
+    found = [path for column in schema for path in _with_dictionary(column.name, column.type)]
+    writer = pq.ParquetWriter(file, schema, compression=compression, write_statistics=exact, use_dictionary=found)
     try:
         for group in _groups(batches):
             tables = [schema.empty_table(), *(pa.Table.from_batches([batch]) for batch in group)]
@@ -117,6 +118,26 @@ def _with_statistics(name: str, given: pa.DataType) -> Iterator[str]:
             yield from _with_statistics(f"{name}.{field.name}", field.type)
     elif not pa.types.is_floating(given):
         yield name
+
+
+def _with_dictionary(name: str, given: pa.DataType) -> Iterator[str]:
+    """
+    Yield the leaves of a column that get a dictionary: all but floats.
+
+    Spark looks a number up in it before it reads rows, and does not find -0.0 as 0, which it equals.
+    """
+    if pa.types.is_struct(given):
+        inner = [(f"{name}.{field.name}", field.type) for field in given]
+    elif pa.types.is_list(given) or pa.types.is_large_list(given):
+        inner = [(f"{name}.list.element", given.value_type)]
+    elif pa.types.is_map(given):
+        inner = [(f"{name}.key_value.key", given.key_type), (f"{name}.key_value.value", given.item_type)]
+    else:
+        if not pa.types.is_floating(given):
+            yield name
+        return
+    for path, kind in inner:
+        yield from _with_dictionary(path, kind)
 
 
 def temporary(files: ExitStack) -> IO[bytes]:

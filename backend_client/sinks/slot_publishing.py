@@ -8,7 +8,7 @@ one. Only a publisher from before a rewind must not continue.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import chain
 from typing import NamedTuple, TypeAlias
@@ -51,8 +51,8 @@ class Target:
         marked_slots: Slots below this number have published before, and so have a marker.
         published: Those slots have published up to this checkpoint; None if that is not known.
         is_first: Whether its driver has had nothing published before: the job had no later checkpoint at that time.
-        stored: The job's newest checkpoint and its predecessors, as far as they are stored; only of what a driver's
-            start has published.
+        stored: The job's newest checkpoint and its predecessors, as far as they are stored, and the last predecessor in
+            any case if slots may stand on an earlier branch; only of what a driver's start has published.
         used_slots: Slots below this number were in use at a rewind's target; others may have been so after it only.
         recent: The newest checkpoint known to be published and all later ones of the job, also those that rewinds gave
             up, oldest first; only of a driver's first target, and maybe not all.
@@ -70,6 +70,15 @@ class Target:
     used_slots: int = 1
     recent: tuple[CheckpointRef, ...] = ()
     given_up_from: CheckpointRef | None = None
+
+    def is_set_back_before(self, slot: Slot, marker: Marker) -> bool:
+        """Return whether a slot's marker of an earlier branch says less than the slot has published to here."""
+        if slot.number >= self.marked_slots or self.published is None:
+            return False
+        # What was published after the branch of the checkpoint before had begun, was so on that branch; a rewind since
+        # then has not altered it. Other branches may have published more.
+        before = [known.branch for known in self.stored if known.id == self.checkpoint.id - 1]
+        return not marker.covers(before[-1], self.published) if before else marker.newest < self.published
 
     def is_set_back(self, slot: Slot, after: int | None) -> bool:
         """Return whether a slot has published more than its marker, at checkpoint `after`, says: it was set back."""
@@ -122,21 +131,49 @@ def _check_not_set_back(marker: Marker, slot: Slot, target: Target) -> None:
     where a branch begins, before anything is built on it.
     """
     of_marker = marker.checkpoint.branch
-    until = min([marker.newest, *(known.id for known in target.stored if known.branch > of_marker)])
-    advice = f"Rewind the job to checkpoint {until} or one before, or give the sink another name to continue without it"
+    until = _until(marker, target)
     if not target.starts_branch:
         raise ConflictError(
             f"slot {slot.number} of sink {slot.sink!r} stands at a checkpoint that job {slot.job!r} gave up by a "
-            f"rewind, and was not published after it: its marker was set back or is not this job's. {advice}"
+            "rewind, and was not published after it: its marker was set back or is not this job's. "
+            f"{_advice_until(until)}"
         )
-    is_left_out = any(known.branch > of_marker and known != target.checkpoint for known in target.stored)
     # The number of marked slots is the greatest of before and after the rewind.
-    if slot.number < target.used_slots and (is_left_out or target.is_set_back(slot, marker.newest)):
-        raise ConflictError(
-            f"slot {slot.number} of sink {slot.sink!r} had published more than checkpoint "
-            f"{marker.checkpoint.to_text()}, where it stands: its system was set back, and the log of checkpoint "
-            f"{target.checkpoint.to_text()} does not have what is missing. {advice}"
-        )
+    if slot.number < target.used_slots and (
+        _newest_branch(target) > of_marker or target.is_set_back_before(slot, marker)
+    ):
+        raise _set_back(marker, slot, target)
+
+
+def _check_log(marker: Marker, slot: Slot, target: Target, logged: Sequence[tuple[int, int]]) -> None:
+    """Raise `ConflictError` likewise if the log of a rewind's target shows that the slot was in use before that."""
+    newest, published = _newest_branch(target), target.published
+    is_left_out = newest > marker.checkpoint.branch and any(epoch >= newest for epoch, _ in logged)
+    is_later = published is not None and any(checkpoint_id > published for _, checkpoint_id in logged)
+    if is_left_out or (is_later and target.is_set_back_before(slot, marker)):
+        raise _set_back(marker, slot, target)
+
+
+def _newest_branch(target: Target) -> int:
+    """Return the newest branch on which there is a stored predecessor of a target, and so a start; -1 if none is."""
+    return max((known.branch for known in target.stored if known != target.checkpoint), default=-1)
+
+
+def _until(marker: Marker, target: Target) -> int:
+    after = (known.id for known in target.stored if known.branch > marker.checkpoint.branch)
+    return min([marker.newest, *after])
+
+
+def _advice_until(until: int) -> str:
+    return f"Rewind the job to checkpoint {until} or one before, or give the sink another name to continue without it"
+
+
+def _set_back(marker: Marker, slot: Slot, target: Target) -> ConflictError:
+    return ConflictError(
+        f"slot {slot.number} of sink {slot.sink!r} had published more than checkpoint "
+        f"{marker.checkpoint.to_text()}, where it stands: its system was set back, and the log of checkpoint "
+        f"{target.checkpoint.to_text()} does not have what is missing. {_advice_until(_until(marker, target))}"
+    )
 
 
 def _check_known(published: CheckpointRef, slot: Slot, target: Target) -> None:
@@ -192,8 +229,12 @@ def publish_slot(sink: Sink, slot: Slot, read: ReadOutput, target: Target) -> in
             new = _wanted(read(last.checkpoint), last, target)
             return publisher.publish(_records(new), last.following(target.checkpoint))
         # On the branch that the job began with, there is no earlier one to tell of.
-        logged = _wanted(read(None), last, target) if branch > 0 else ()
-        found = [(item.epoch, item.checkpoint_id) for item in logged]
+        found = []
+        if branch > 0:
+            logged = [item._replace(batches=iter(())) for item in read(None)]
+            if last is not None:
+                _check_log(last, slot, target, [(item.epoch, item.checkpoint_id) for item in logged])
+            found = [(item.epoch, item.checkpoint_id) for item in _wanted(logged, last, target)]
         if last is None:
             marker = Marker.first(slot.job_uid, slot.number, target.checkpoint, found)
         else:

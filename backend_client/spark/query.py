@@ -26,11 +26,16 @@ _MOVING = frozenset({"coalesce", "hint", "join", "repartition", "repartitionByRa
 
 @dataclass(frozen=True, slots=True)
 class Step:
-    """A recorded call of a DataFrame method."""
+    """
+    A recorded call of a DataFrame method.
+
+    With `has_subquery`, such as ``k in (select …)``, Spark makes a join of it.
+    """
 
     name: str
     args: tuple[Any, ...]
     kwargs: dict[str, Any]
+    has_subquery: bool = False
 
     def __call__(self, frame: DataFrame) -> DataFrame:
         """Call the method on a frame."""
@@ -107,7 +112,7 @@ class Query:
     @property
     def keeps_places(self) -> bool:
         """Whether the output of a partition of the last operator stays in one partition through the steps."""
-        return not any(step.name in _MOVING for step in self.steps)
+        return not any(step.name in _MOVING or step.has_subquery for step in self.steps)
 
     @property
     def spark(self) -> SparkSession:

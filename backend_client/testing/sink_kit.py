@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import uuid
 from collections.abc import Callable, Iterator
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from threading import Thread
 
@@ -26,7 +27,7 @@ from backend_client.testing.sink_history import (
     SinkUnderTest,
 )
 from backend_client.testing.sink_steps import SteppedPublishers, spread
-from storage.errors import InvalidInputError, UnavailableError
+from storage.errors import FencedError, InvalidInputError, UnavailableError
 
 __all__ = ["ATOMIC", "FENCED", "MARKER", "ONCE", "ORDER", "BrokenPromise", "SinkKit"]
 
@@ -47,11 +48,13 @@ class SinkKit(SinkUnderTest):
         histories: list[Callable[[History], None]] = [
             _plain,
             _rewound,
+            _ids_that_come_again,
             _other_slots,
             _records_that_fail,
             _older_publisher,
             _older_publisher_within_its_records,
             _older_publisher_without_records,
+            _older_publisher_is_quicker,
             _suspended,
             _suspended_between_steps,
             _killed_between_steps,
@@ -89,6 +92,15 @@ def _rewound(history: History) -> None:
     history.publish(first)
     history.expect(MARKER, first, history.last())
     history.publish(history.marker(4, branch=9), [2])
+    history.expect_records(0, 2)
+
+
+def _ids_that_come_again(history: History) -> None:
+    """After a rewind checkpoints have the ids of those that were given up, whose records stay."""
+    history.publish(history.marker(5), [0])
+    history.publish(history.marker(4, branch=9))
+    history.publish(history.marker(5, branch=9), [2])
+    history.expect(MARKER, history.marker(5, branch=9), history.last())
     history.expect_records(0, 2)
 
 
@@ -160,6 +172,19 @@ def _older_publisher_without_records(history: History) -> None:
     older.close()
     history.expect(MARKER, history.marker(2), history.last())
     history.expect_records(0, 2)
+
+
+def _older_publisher_is_quicker(history: History) -> None:
+    """A publisher opens the slot and reads the marker; before it publishes the same, an older one tries."""
+    older, newer = (history.kit.sink.open(history.slots[0]) for _ in range(2))
+    for publisher in (older, newer):
+        history.expect(MARKER, None, publisher.last_published())
+    for publisher in (older, newer):
+        with suppress(FencedError, UnavailableError):  # either may win
+            publisher.publish([history.kit.batch(history.numbers(0))], history.marker(0))
+        publisher.close()
+    history.expect(MARKER, history.marker(0), history.last())
+    history.expect_records(0)
 
 
 def _suspended(history: History) -> None:

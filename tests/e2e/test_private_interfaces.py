@@ -263,6 +263,14 @@ def test_plan_names_its_nodes(spark: SparkSession, node: str, plan: Callable[[Da
     assert nodes.get("Join") in (None, "RightOuter")
 
 
+def test_subqueries_are_found(spark: SparkSession) -> None:
+    """Spark makes joins of them, after which rows may be in other partitions."""
+    rows = spark.createDataFrame([], INPUT)
+    spark.range(1).selectExpr("'a' as k").createOrReplaceTempView("some_keys")
+    conditions = ("k = 'a'", "k in (select k from some_keys)", "exists (select 1 from some_keys s where s.k <=> k)")
+    assert [session.has_subquery(rows.where(condition)) for condition in conditions] == [False, True, True]
+
+
 @pytest.mark.parametrize(
     ("found", "plan"),
     [

@@ -116,18 +116,25 @@ def check_table(
 
 
 def check_still_fits(
-    connection: psycopg.Connection, table: str, name: str, columns: pa.Schema, delete_when: str | None
+    connection: psycopg.Connection,
+    table: str,
+    name: str,
+    columns: pa.Schema,
+    key: Sequence[str],
+    delete_when: str | None,
 ) -> None:
     """
     Check, in the transaction that writes, what the server would do in silence to a table that was altered since.
 
-    Values would be rounded, moved to another time zone or cut off, and rows would be lost with the server.
+    Values would be rounded, moved to another time zone or cut off, rows would be lost with the server, and each batch
+    would add another row for a key that is null.
 
     Args:
         connection: To its database.
         table: The table as SQL names it.
         name: The table as the user named it.
         columns: The columns of the records, which may be those of an earlier query.
+        key: The sink's key, if it is null in a record; else empty.
         delete_when: The column whose rows delete; not one of the table.
 
     Raises:
@@ -141,7 +148,10 @@ def check_still_fits(
         _check_row_security(name, applies=has_row_security)
         _check_is_kept(connection, oid, name, persistence)
         wanted = [column for column in columns.names if column != delete_when]
-        _check_columns(name, _columns(connection, oid), columns, wanted)
+        there = _columns(connection, oid)
+        _check_columns(name, there, columns, wanted)
+        if key:
+            _check_key(connection, oid, name, there, columns, key)
     except InvalidInputError as error:
         raise UnavailableError(
             f"table {name} was altered, or the query was changed, while its output was unpublished: {error}"

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import hashlib
 import re
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from itertools import groupby
@@ -22,7 +22,7 @@ from psycopg.conninfo import conninfo_to_dict, make_conninfo
 
 from backend_client.sinks.postgres.check import check_markers, check_still_fits, check_table
 from backend_client.sinks.postgres.silence import ended_if_silent, ended_without_answer
-from backend_client.sinks.postgres.types import has_nul, rows
+from backend_client.sinks.postgres.types import has_nul, noting_nulls, rows
 from backend_client.sinks.protocol import Marker, Sink, Slot, SlotPublisher
 from storage.errors import FencedError, InvalidInputError, UnavailableError
 
@@ -220,17 +220,18 @@ class _PostgresPublisher(SlotPublisher):
         # Records from before a change of the query may have other columns.
         for columns, batches in groupby(records, lambda batch: batch.schema):
             names = tuple(columns.names)
+            null_keys: set[str] = set()
             self._check_table(columns)  # before anything is written in vain, again and again
             if self._sink.key:
-                count += self._merge(names, batches)
+                count += self._merge(names, noting_nulls(batches, self._sink.key, null_keys))
             else:
                 count += self._copy(_name(self._sink.table), names, batches)
-            self._check_table(columns)  # only now nobody can alter it
+            self._check_table(columns, null_keys)  # only now nobody can alter it
         return count
 
-    def _check_table(self, columns: pa.Schema) -> None:
+    def _check_table(self, columns: pa.Schema, null_keys: Collection[str] = ()) -> None:
         sink, table = self._sink, _name(self._sink.table).as_string(self._connection)
-        check_still_fits(self._connection, table, sink.table, columns, sink.delete_when)
+        check_still_fits(self._connection, table, sink.table, columns, sink.key if null_keys else (), sink.delete_when)
 
     def _copy(
         self,

@@ -10,7 +10,7 @@ from __future__ import annotations
 import base64
 import json
 import math
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from datetime import date, datetime, time, timedelta
 from decimal import Decimal
@@ -18,6 +18,7 @@ from typing import Any
 
 import pyarrow as pa
 
+from backend_client.sinks.conversions import in_utc
 from storage.errors import UnavailableError
 
 _JSON = ("json", "jsonb")
@@ -125,6 +126,15 @@ def rows(batch: pa.RecordBatch) -> Iterator[tuple[Any, ...]]:
     return zip(*(_values(batch, number) for number in range(batch.num_columns)), strict=True)
 
 
+def noting_nulls(
+    batches: Iterable[pa.RecordBatch], columns: Sequence[str], found: set[str]
+) -> Iterator[pa.RecordBatch]:
+    """Yield the batches; add those of the columns to `found` in which a value is null. Batches may lack some."""
+    for batch in batches:
+        found.update(name for name in columns if name in batch.schema.names and batch.column(name).null_count)
+        yield batch
+
+
 def has_nul(value: object) -> bool:
     """Return whether a value holds a NUL character, which no text in PostgreSQL can."""
     return any(map(has_nul, value)) if isinstance(value, list) else isinstance(value, str) and "\0" in value
@@ -133,11 +143,13 @@ def has_nul(value: object) -> bool:
 def _values(batch: pa.RecordBatch, number: int) -> list[Any]:
     column = batch.column(number)
     try:
+        if not is_json(column.type):
+            column = column.cast(in_utc(column.type))  # Python does not know all of Spark's zones, such as GMT+8
         values: list[Any] = column.to_pylist()
         if is_json(column.type):
             values = [None if value is None else json.dumps(_plain(value, column.type)) for value in values]
-    except (ValueError, TypeError, OverflowError) as error:
-        # Such as a date after 9999, or text that is not UTF-8.
+    except (ValueError, TypeError, OverflowError, KeyError) as error:
+        # Such as a date after 9999, text that is not UTF-8, or an unknown zone.
         name = batch.schema.names[number]
         raise UnavailableError(
             f"PostgreSQL cannot hold a value of column {name!r}: {error}; change it in the query", column=name

@@ -25,7 +25,7 @@ from backend_client.spark.api.operators import OperatorInput, TransformOptions, 
 from backend_client.spark.api.query_jobs import QueryJobs
 from backend_client.spark.api.writer import StatefulStreamWriter
 from backend_client.spark.columns import grouping_columns
-from backend_client.spark.private.session import stream_side_nodes
+from backend_client.spark.private.session import has_subquery, stream_side_nodes
 from backend_client.spark.query import Operator, Query, Step
 from storage.errors import InvalidInputError
 
@@ -231,6 +231,7 @@ class StatefulDataFrame:
             # Only the schema of a function's result matters here. In a plan, Spark would pickle and keep the function.
             template = _applied(step.with_function(lambda _: _same), self._template)
             _refuse_stateful(name, template)
+            step = replace(step, has_subquery=has_subquery(template))
             query = replace(self._query, steps=(*self._query.steps, step))
             return StatefulDataFrame(query, template, self._jobs)
 

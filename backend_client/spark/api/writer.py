@@ -167,7 +167,7 @@ class StatefulStreamWriter:
             sink: The system, for example a `KafkaSink`.
             name: Names the sink within the job; markers in the system belong to it. Keep it over restarts.
             slots: Number of transactions per checkpoint, which run at the same time, each on a core; 1..1024. One if
-                the result was joined, repartitioned or coalesced.
+                the result was joined, repartitioned or coalesced, or has a subquery.
             backlog_checkpoints: Batches wait while this many checkpoints are unpublished.
             backlog_bytes: Batches wait while their output takes this much in the log.
             patience_s: How long `stop` and the end of the query wait for the last publish.

@@ -259,7 +259,7 @@ class SinkOutput:
         text = f"publish checkpoint {target.checkpoint.id} of {self._settings.job} to sink {self._plan.name}"
         slots.sparkSession.sparkContext.setJobDescription(text)  # of the publisher's thread
         rows = slots.mapInArrow(task.__call__, PUBLISHED).collect()
-        for refusal in filter(None, (row.refusal for row in rows)):
+        for refusal in (row.refusal for row in rows if row.refusal is not None):
             raise UnavailableError(refusal)
         return sum(row.records for row in rows)
 

@@ -79,13 +79,17 @@ def first_target(
     recent = tuple(known.recent) if known is not None else ()
     # A slot that the newest checkpoint does not use may have a marker from before a rewind.
     begins = known is None or slots > known.parallelism or latest.rewound_from is not None
+    stored_refs = tuple(info.ref for info in checkpoints)
+    if begins and latest.base is not None and latest.base not in stored_refs:
+        # No longer stored, as after a rewind to a savepoint; the sink must know its branch all the same.
+        stored_refs = (latest.base, *stored_refs)
     target = Target(
         latest.ref,
         starts_branch=begins,
         given_up=stored.published if stored is not None and known is None else None,
         marked_slots=known.parallelism if known is not None and known.published is not None else 0,
         published=known.published if known is not None else None,
-        stored=tuple(info.ref for info in checkpoints),
+        stored=stored_refs,
         used_slots=_slots_before(latest, known, checkpoints),
         recent=recent,
         # A rebuild begins a branch, too, but does not know all that was lost.

@@ -128,7 +128,7 @@ class PublishTask:
                 try:
                     records = publish_slot(sink, slot, partial(self._read, slot), self.target)
                 except (UnavailableError, NotFoundError) as error:
-                    refusal = str(error)
+                    refusal = str(error) or type(error).__name__
                 row = {"records": pa.array([records], pa.int64()), "refusal": pa.array([refusal], pa.string())}
                 yield pa.RecordBatch.from_pydict(row)
 

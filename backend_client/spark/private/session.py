@@ -150,6 +150,12 @@ def stream_side_nodes(frame: DataFrame) -> Iterator[tuple[str, str | None]]:
             node = children.apply(0)
 
 
+def has_subquery(frame: DataFrame) -> bool:
+    """Return whether a query is in an expression of a frame's plan: Spark makes a join of it, which may move rows."""
+    with needed("QueryPlan.subqueriesAll", _SERVED_VERSION):
+        return not frame._jdf.queryExecution().analyzed().subqueriesAll().isEmpty()
+
+
 def stream_sources(frame: DataFrame) -> list[tuple[str, dict[str, str]]]:
     """
     Return the name and the options of each source of a stream, in the order in which an offsets entry has them.

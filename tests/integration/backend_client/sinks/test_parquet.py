@@ -329,6 +329,23 @@ def test_values_of_a_changed_query_stay_as_they_are(sink: ParquetSink) -> None:
 
 
 @pytest.mark.parametrize("sink", ["disk"], indirect=True)
+def test_floats_have_no_dictionary(sink: ParquetSink, tmp_path: Path) -> None:
+    """Spark looks 0 up in it, does not find -0.0, which is equal, and skips its rows. Other columns keep theirs."""
+    row = {"k": "a", "x": -0.0, "s": {"y": -0.0, "n": 1}, "l": ["a"], "m": [("a", -0.0)]}
+    pairs = pa.map_(pa.string(), pa.float64())
+    inner = pa.struct({"y": pa.float32(), "n": pa.int64()})
+    columns = pa.schema({"k": pa.string(), "x": pa.float64(), "s": inner, "l": pa.list_(pa.string()), "m": pairs})
+    publisher = sink.open(SLOT)
+    publisher.publish([pa.RecordBatch.from_pylist([row], schema=columns)], marker(0))
+    publisher.close()
+    (file,) = (tmp_path / "out folder").glob("*.parquet")
+    group = pq.read_metadata(file).row_group(0)
+    found = [group.column(n) for n in range(group.num_columns)]
+    without = {column.path_in_schema for column in found if not column.has_dictionary_page}
+    assert without == {"x", "s.y", "m.key_value.value"}
+
+
+@pytest.mark.parametrize("sink", ["disk"], indirect=True)
 def test_floats_have_no_statistics(sink: ParquetSink, tmp_path: Path) -> None:
     """The library leaves NaN out of them, and Spark, to which it is the greatest number, would skip it by a filter."""
     rows = pa.record_batch({"k": ["a", "b"], "x": [1.0, math.nan], "s": [{"y": 1.0, "n": 1}, {"y": math.nan, "n": 2}]})

@@ -825,6 +825,26 @@ def test_a_table_that_became_unlogged_takes_nothing(server: PostgresServer, slot
     assert publish(sink, slot, 0, batch(a=11)) == 1
 
 
+def test_null_that_became_a_possible_key_waits(server: PostgresServer, slot: Slot) -> None:
+    """A key may be null since the table was altered, and its index finds none: each batch would add another row."""
+    name = f"nulls{next(_numbers)}"
+    sink = PostgresSink(server.conninfo, name, key=("k",))
+    with psycopg.connect(server.conninfo, autocommit=True) as connection:
+        connection.execute(f"create table {name} (k text not null unique, v bigint)")
+        sink.check(COLUMNS, [slot])
+        nulls = [pa.record_batch({"k": [None], "v": [number]}, schema=COLUMNS) for number in (1, 2)]
+        with pytest.raises(UnavailableError, match="violates not-null constraint"):
+            publish(sink, slot, 0, nulls[0])
+        connection.execute(f"alter table {name} alter column k drop not null")
+        with pytest.raises(UnavailableError, match=r"does not find rows whose key is null, .*nulls not distinct"):
+            publish(sink, slot, 0, nulls[0])
+        connection.execute(f"alter table {name} drop constraint {name}_k_key")
+        connection.execute(f"create unique index on {name} (k) nulls not distinct")
+    for number, rows_of in enumerate(nulls):
+        publish(sink, slot, number, rows_of)
+    assert rows(sink) == [(None, 2)]
+
+
 def test_rows_that_the_user_no_longer_sees_are_not_left_undeleted(server: PostgresServer, slot: Slot) -> None:
     """Row-level security that comes later hides rows from `delete`, without an error."""
     name = f"hidden{next(_numbers)}"

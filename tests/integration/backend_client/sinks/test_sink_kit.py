@@ -174,6 +174,8 @@ class _CarelessPublisher(SlotPublisher):
             return self._write_first(list(records), marker)
         if self._fault == "looks before":
             return self._look_before(list(records), marker)
+        if self._fault in ("newest opening wins", "keyed by checkpoint"):
+            return self._publish_itself([row["n"] for batch in records for row in batch.to_pylist()], marker)
         if self._fault == "cuts markers":
             count = self._publisher.publish(records, marker)
             with closing(sqlite3.connect(self._sink.path)) as connection:
@@ -201,6 +203,28 @@ class _CarelessPublisher(SlotPublisher):
             raise FencedError("the slot was opened again")
         self._publisher = self._sink.open(self._slot)
         return self._publisher.publish(batches, marker)
+
+    def _publish_itself(self, values: Sequence[int], marker: Marker) -> int:
+        """Fence those that opened the slot before the last one that published; or have one place per checkpoint id."""
+        key = (self._slot.sink, self._slot.job_uid, self._slot.number)
+        with closing(sqlite3.connect(self._sink.path, timeout=30)) as connection, connection:
+            connection.execute("begin immediate")
+            if self._fault == "keyed by checkpoint":
+                place = (marker.slot, marker.checkpoint.id)
+                connection.execute("delete from records where (slot, checkpoint_id) = (?, ?)", place)
+                newest = self._openings()
+            else:
+                connection.execute("create table if not exists published (sink, job_uid, slot, opened)")
+                query = "select max(opened) from published where (sink, job_uid, slot) = (?, ?, ?)"
+                newest = connection.execute(query, key).fetchone()[0] or 0
+                connection.execute("insert into published values (?, ?, ?, ?)", (*key, self._opened))
+            if newest > self._opened:
+                raise FencedError("the slot was published by a newer one")
+            rows = [(marker.slot, marker.checkpoint.id, json.dumps({"n": value})) for value in values]
+            connection.executemany("insert into records (slot, checkpoint_id, record) values (?, ?, ?)", rows)
+            update = "update slots set marker = ? where (sink, job_uid, slot) = (?, ?, ?)"
+            connection.execute(update, (marker.to_text(), *key))
+        return len(values)
 
     def _openings(self) -> int:
         key = (self._slot.sink, self._slot.job_uid, self._slot.number)
@@ -237,6 +261,8 @@ def _until_error(records: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         ("fences no marker", sink_kit.FENCED),
         ("writes first", sink_kit.ATOMIC),
         ("fences nobody", sink_kit.FENCED),
+        ("newest opening wins", sink_kit.ONCE),
+        ("keyed by checkpoint", sink_kit.ONCE),
         ("reverses", sink_kit.ORDER),
         ("doubles", sink_kit.ONCE),
     ],

@@ -275,6 +275,29 @@ def test_system_that_was_set_back_before_two_rewinds() -> None:
         is_due(marker, first, Target(ref(2, 7), True, stored=(ref(1, 7), ref(2, 7))))  # it has more slots now
 
 
+def test_what_another_branch_published_does_not_count_for_a_system_that_was_set_back() -> None:
+    """The marker has a greater checkpoint of the branch before; of that of the target it has the beginning only."""
+    first, target = Slot("job", "uid", "output", 0), Target(ref(2, 9), True, marked_slots=1, published=1)
+    target = replace(target, stored=(ref(1, 7), ref(2, 9)))
+    with pytest.raises(ConflictError, match="had published more than checkpoint 0"):
+        is_due(Marker("uid", 0, ref(0, 7), ((0, 2),)), first, target)
+    assert is_due(Marker("uid", 0, ref(1, 7), ((0, 0),)), first, target)
+
+
+@pytest.mark.parametrize(("branch", "published"), [(7, None), (0, 1)])
+def test_the_log_tells_which_slots_were_in_use(branch: int, published: int | None) -> None:
+    """A slot that has output in the target's log was in use there, though no stored checkpoint says so."""
+    target = Target(ref(2, 9), True, marked_slots=4, published=published, stored=(ref(1, branch), ref(2, 9)))
+    for marked, is_set_back in ((ref(0), True), (ref(1, branch), False)):
+        sink = MemorySink(Marker("uid", 3, marked))
+        if is_set_back:
+            with pytest.raises(ConflictError, match="slot 3 of sink 'output' had published more than checkpoint 0"):
+                publish(sink, target, epochs=(7,))
+        else:
+            publish(sink, target, epochs=(7,))
+        assert sink.records == ([] if is_set_back else [72])
+
+
 @pytest.mark.parametrize("earlier", [(), ((0, 4),), ((0, 4), (12, 9))])
 def test_marker_travels_as_text(earlier: tuple[tuple[int, int], ...]) -> None:
     """Sinks store one line of text."""

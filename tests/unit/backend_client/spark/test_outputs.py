@@ -2,20 +2,27 @@
 
 from __future__ import annotations
 
+import pickle
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any
+from unittest.mock import MagicMock
 
+import pyarrow as pa
 import pytest
 from pyspark.sql.types import StructType
 
 from backend_client.settings import BackendSettings
 from backend_client.sinks.parquet import ParquetSink
+from backend_client.sinks.protocol import Slot, SlotPublisher
 from backend_client.sinks.slot_publishing import Target
 from backend_client.spark.output import outputs
 from backend_client.spark.output.outputs import SinkOutput, SinkPlan
-from backend_client.spark.output.publisher import Publisher
+from backend_client.spark.output.publisher import BacklogLimits, Publisher
+from backend_client.spark.shipping import Parcel
 from dstl_service.wire import SINK, CheckpointInfo, CheckpointRef, OperatorInfo
+from storage.errors import UnavailableError
 from tests.unit.backend_client.sinks.test_slot_publishing import MemorySink
 
 FIRST, LAST = OperatorInfo("first", 4, "{}", {}), OperatorInfo("last", 4, "{}", {}, called="renamed")
@@ -104,3 +111,44 @@ def test_first_target_has_the_checkpoints_of_the_job(monkeypatch: pytest.MonkeyP
     SinkOutput(SinkPlan(MemorySink(), "output", 2, StructType()), BackendSettings("file:///s", "job"), *parts).start()
     expected = Target(REFS[1], marked_slots=2, published=7, stored=tuple(REFS), used_slots=2)
     assert submitted == [(replace(expected, checkpoint=ref), 0) for ref in REFS]
+
+
+class Silent(MemorySink):
+    """Says nothing about why it refuses, as a sink does that passes on the text of ``TimeoutError()``."""
+
+    def open(self, slot: Slot) -> SlotPublisher:
+        """Refuse."""
+        raise UnavailableError("")
+
+
+class Frame:
+    """A frame of slots, without Spark."""
+
+    def __init__(self, slots: int) -> None:
+        self._slots = slots
+        self.sparkSession = MagicMock()
+
+    def mapInArrow(self, task: Callable[[Iterable[pa.RecordBatch]], Iterator[pa.RecordBatch]], _: str) -> Frame:
+        """Run the task at once."""
+        answers = task([pa.record_batch({"slot": [*range(self._slots)]})])
+        self._rows = [row for batch in answers for row in batch.to_pylist()]
+        return self
+
+    def collect(self) -> list[Any]:
+        """Return the task's rows."""
+        return [SimpleNamespace(**row) for row in self._rows]
+
+
+def test_a_refusal_without_a_text_is_one() -> None:
+    """Otherwise the checkpoint counts as published: the end of the query does not wait, and the log gives it up."""
+    shipments: Any = SimpleNamespace(parcel=lambda sink: Parcel(pickle.dumps(sink)))
+    session: Any = SimpleNamespace(latest=None, job_uid="uid", check_owned=lambda: None)
+    plan = SinkPlan(Silent(), "output", 2, StructType(), BacklogLimits(patience_s=0.2))
+    made = SinkOutput(plan, BackendSettings("file:///s", "job"), session, shipments, Frame)  # type: ignore[arg-type]
+    try:
+        made.after_checkpoint(Frame(0), REFS[0])  # type: ignore[arg-type]
+        with pytest.raises(UnavailableError, match=r"is not published to sink 'output' after .*: UnavailableError"):
+            made.drain()
+        assert made.unpublished == 1
+    finally:
+        made.close()

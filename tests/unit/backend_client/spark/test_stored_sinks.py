@@ -67,6 +67,9 @@ def test_start_knows_the_checkpoints_of_its_job() -> None:
     assert (target.stored, target.used_slots) == ((older.ref, REF), 5)
     assert first_target(newest, sink(), 2, [newest])[0].used_slots == 1
     assert first_target(newest, sink(CLOSED_SINK), 2, [older, newest])[0].used_slots == 0
+    savepoint = replace(latest(REF), base=CheckpointRef(8, 0, "gone"))
+    assert first_target(savepoint, sink(), 2, [savepoint])[0].stored == (savepoint.base, REF)
+    assert first_target(replace(savepoint, rewound_from=None), sink(), 2, [savepoint])[0].stored == (REF,)
     came_back = replace(older, operators=[sink(CLOSED_SINK)])
     assert first_target(newest, sink(), 2, [came_back, newest])[0].used_slots == 1
 

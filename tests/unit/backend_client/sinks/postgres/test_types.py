@@ -125,6 +125,16 @@ def test_nested_values_are_json(value: Any, given: pa.DataType, expected: Any) -
     assert [json.loads(found[0][0]), found[1][0]] == [expected, None]
 
 
+def test_moments_of_zones_that_python_does_not_know() -> None:
+    """Spark's session may have the zone GMT+8; the server is told the moment."""
+    moment = datetime(2026, 1, 2, 3, tzinfo=UTC)
+    there = pa.array([moment], pa.timestamp("us", "GMT+8"))
+    values = {"t": there, "l": pa.ListArray.from_arrays([0, 1], there)}
+    assert list(rows(pa.record_batch(values))) == [(moment, [moment])]
+    with pytest.raises(UnavailableError, match="a value of column 's'"):
+        list(rows(pa.record_batch({"s": pa.StructArray.from_arrays([there], ["t"])})))
+
+
 def test_values_without_a_form_name_their_column() -> None:
     """A date that Python does not know, and text that is no text."""
     far = pa.record_batch({"k": [1], "far": pa.array([10**18], pa.timestamp("s"))})

@@ -28,6 +28,8 @@ _EPOCH_UTC = datetime(1970, 1, 1, tzinfo=UTC)
 _EPOCH_DAY = date(1970, 1, 1).toordinal()
 _MICROSECOND = timedelta(microseconds=1)
 _DECIMAL = re.compile(r"^decimal\((\d+),(-?\d+)\)$")
+_DAY_TIME = re.compile(r"^(daytimeinterval|interval (day|hour|minute|second)( to (hour|minute|second))?)$")
+"""Spark gives an interval the units that it was made of: the difference of two dates is an ``interval day``."""
 DECIMAL_CONTEXT = Context(prec=76, rounding=ROUND_HALF_UP)
 _NATIVE = {bool, bytes, bytearray, date, datetime, Decimal, float, int, str, timedelta}
 INTEGER_BITS = {"byte": 8, "short": 16, "integer": 32, "long": 64}
@@ -130,8 +132,10 @@ def encoder(kind: Any, path: str) -> Convert:
 
 
 def base_type(kind: str) -> str:
-    """Return the type that defines the stored form; all text types share one."""
-    return "string" if kind.startswith(("char(", "varchar(", "string ")) else kind
+    """Return the type that defines the stored form; all text types share one, and all intervals up to days."""
+    if kind.startswith(("char(", "varchar(", "string ")):
+        return "string"
+    return "interval day to second" if _DAY_TIME.match(kind) else kind
 
 
 def _integer_encoder(kind: str, path: str) -> Convert:
@@ -237,7 +241,7 @@ def decoder(kind: Any, make_row: RowFactory) -> Convert | None:
     if isinstance(kind, str):
         if kind.startswith("decimal"):
             return Decimal
-        return _SIMPLE_DECODERS.get(kind)
+        return _SIMPLE_DECODERS.get(base_type(kind))
     if kind["type"] == "struct":
         build = make_row([field["name"] for field in kind["fields"]])
         convert_all = [nullable_decoder(field["type"], make_row) for field in kind["fields"]]
@@ -332,7 +336,6 @@ _SIMPLE_ENCODERS: dict[str, tuple[Any, Convert]] = {
     "date": (date, lambda value: value.toordinal() - _EPOCH_DAY),
     "timestamp": (datetime, _timestamp_to_micros),
     "timestamp_ntz": (datetime, _wall_clock_to_micros),
-    "daytimeinterval": (timedelta, lambda value: value // _MICROSECOND),
     "interval day to second": (timedelta, lambda value: value // _MICROSECOND),
     "void": ((), lambda _: None),
 }
@@ -341,6 +344,5 @@ _SIMPLE_DECODERS: dict[str, Convert] = {
     "date": lambda days: date.fromordinal(days + _EPOCH_DAY),
     "timestamp": _micros_to_timestamp,
     "timestamp_ntz": lambda micros: _EPOCH + timedelta(microseconds=micros),
-    "daytimeinterval": lambda micros: timedelta(microseconds=micros),
     "interval day to second": lambda micros: timedelta(microseconds=micros),
 }

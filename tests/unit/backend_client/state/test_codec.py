@@ -42,6 +42,9 @@ def codec_of(kind: Any) -> ValueCodec:
         ("timestamp", datetime(1, 1, 1)),
         ("timestamp", datetime(9999, 12, 31)),
         ("interval day to second", timedelta(days=-1, microseconds=1)),
+        ("interval day", timedelta(days=-1)),
+        ("interval hour to minute", timedelta(minutes=61)),
+        ("interval second", timedelta(microseconds=1)),
         ("decimal(10,2)", Decimal("-12345678.90")),
         ("decimal(38,0)", Decimal(10**38 - 1)),
         (array("integer"), [1, None, 3]),
@@ -61,6 +64,14 @@ def test_value_survives_round_trip(kind: Any, value: Any) -> None:
 
     assert codec.decode(codec.encode((value,))) == (value,)
     assert codec.decode(codec.encode((None,))) == (None,)
+
+
+@pytest.mark.parametrize("kind", ["interval day", "interval hour to second", "interval minute"])
+def test_intervals_of_any_units_are_keys(kind: str) -> None:
+    """The difference of two dates is an interval of days, and rows are grouped by it as by other intervals."""
+    codec = KeyCodec(schema(field=kind))
+
+    assert tuple(codec.decode(codec.encode((timedelta(days=2),)))) == (timedelta(days=2),)
 
 
 def test_aware_timestamp_is_same_moment() -> None:
@@ -178,7 +189,7 @@ def test_null_in_required_field_is_refused() -> None:
         ValueCodec(json.dumps(required), "total").encode((None,))
 
 
-@pytest.mark.parametrize("kind", ["variant", "interval", "udt", "decimal(x)", mapping(array("long"), "long")])
+@pytest.mark.parametrize("kind", ["variant", "interval", "interval year", "interval year to month", "udt", "decimal(x)", mapping(array("long"), "long")])
 def test_unknown_type_is_refused_at_start(kind: Any) -> None:
     """A type that state cannot hold is refused when the query starts, not with the first value."""
     with pytest.raises(InvalidInputError, match=r"total\.field"):

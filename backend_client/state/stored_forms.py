@@ -1,11 +1,10 @@
 """
 Encodes and decodes single values of Spark types.
 
-A *stored form* is a MessagePack value: numbers, text and bytes unchanged, timestamps as microseconds since
-1970-01-01 UTC, timestamps without zone as microseconds of the wall clock, dates as days, decimals as text, maps as flat
-lists of keys and values, structs as arrays. Types are those of Spark's JSON description of a schema; nothing here
-imports Spark.
-No I/O.
+A *stored form* is a MessagePack value: numbers, text and bytes unchanged, timestamps as microseconds since 1970-01-01
+UTC, timestamps without zone as microseconds of the wall clock, dates as days, times of day as nanoseconds, decimals as
+text, maps as flat lists of keys and values, structs as arrays. Types are those of Spark's JSON description of a schema;
+nothing here imports Spark. No I/O.
 """
 
 from __future__ import annotations
@@ -14,7 +13,7 @@ import math
 import re
 import struct
 from collections.abc import Callable, Iterable, Sequence
-from datetime import UTC, date, datetime, timedelta
+from datetime import UTC, date, datetime, time, timedelta
 from decimal import ROUND_HALF_UP, Context, Decimal
 from typing import Any
 
@@ -28,8 +27,11 @@ _EPOCH_UTC = datetime(1970, 1, 1, tzinfo=UTC)
 _EPOCH_DAY = date(1970, 1, 1).toordinal()
 _MICROSECOND = timedelta(microseconds=1)
 _DECIMAL = re.compile(r"^decimal\((\d+),(-?\d+)\)$")
-_DAY_TIME = re.compile(r"^(daytimeinterval|interval (day|hour|minute|second)( to (hour|minute|second))?)$")
-"""Spark gives an interval the units that it was made of: the difference of two dates is an ``interval day``."""
+_ONE_FORM = (
+    (re.compile(r"^((var)?char\(|string )"), "string"),
+    (re.compile(r"^time\("), "time"),
+    (re.compile(r"^(daytimeinterval|interval (day|hour|minute|second))"), "interval day to second"),
+)
 DECIMAL_CONTEXT = Context(prec=76, rounding=ROUND_HALF_UP)
 _NATIVE = {bool, bytes, bytearray, date, datetime, Decimal, float, int, str, timedelta}
 INTEGER_BITS = {"byte": 8, "short": 16, "integer": 32, "long": 64}
@@ -132,10 +134,8 @@ def encoder(kind: Any, path: str) -> Convert:
 
 
 def base_type(kind: str) -> str:
-    """Return the type that defines the stored form; all text types share one, and all intervals up to days."""
-    if kind.startswith(("char(", "varchar(", "string ")):
-        return "string"
-    return "interval day to second" if _DAY_TIME.match(kind) else kind
+    """Return the type that defines the stored form: that of all text, of all intervals up to days, of all times."""
+    return next((form for pattern, form in _ONE_FORM if pattern.match(kind)), kind)
 
 
 def _integer_encoder(kind: str, path: str) -> Convert:
@@ -337,6 +337,7 @@ _SIMPLE_ENCODERS: dict[str, tuple[Any, Convert]] = {
     "timestamp": (datetime, _timestamp_to_micros),
     "timestamp_ntz": (datetime, _wall_clock_to_micros),
     "interval day to second": (timedelta, lambda value: value // _MICROSECOND),
+    "time": (time, lambda at: (datetime.combine(_EPOCH, at) - _EPOCH) // _MICROSECOND * 1000),
     "void": ((), lambda _: None),
 }
 
@@ -345,4 +346,5 @@ _SIMPLE_DECODERS: dict[str, Convert] = {
     "timestamp": _micros_to_timestamp,
     "timestamp_ntz": lambda micros: _EPOCH + timedelta(microseconds=micros),
     "interval day to second": lambda micros: timedelta(microseconds=micros),
+    "time": lambda nanos: (_EPOCH + timedelta(microseconds=nanos // 1000)).time(),
 }

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import math
 from collections.abc import Callable
-from datetime import UTC, date, datetime, timedelta, timezone
+from datetime import UTC, date, datetime, time, timedelta, timezone
 from decimal import Decimal
 from typing import Any
 
@@ -43,6 +43,7 @@ def codec_of(kind: Any) -> ValueCodec:
         ("timestamp", datetime(9999, 12, 31)),
         ("interval day to second", timedelta(days=-1, microseconds=1)),
         ("interval day", timedelta(days=-1)),
+        ("time(6)", time(0, 0, 0, 1)),
         ("interval hour to minute", timedelta(minutes=61)),
         ("interval second", timedelta(microseconds=1)),
         ("decimal(10,2)", Decimal("-12345678.90")),
@@ -66,12 +67,21 @@ def test_value_survives_round_trip(kind: Any, value: Any) -> None:
     assert codec.decode(codec.encode((None,))) == (None,)
 
 
-@pytest.mark.parametrize("kind", ["interval day", "interval hour to second", "interval minute"])
-def test_intervals_of_any_units_are_keys(kind: str) -> None:
+@pytest.mark.parametrize(
+    ("kind", "value"),
+    [
+        ("interval day", timedelta(days=2)),
+        ("interval hour to second", timedelta(days=2)),
+        ("interval minute", timedelta(days=2)),
+        ("time(6)", time(23, 59, 59, 999_999)),
+        ("time(0)", time(1)),
+    ],
+)
+def test_intervals_and_times_of_any_units_are_keys(kind: str, value: Any) -> None:
     """The difference of two dates is an interval of days, and rows are grouped by it as by other intervals."""
     codec = KeyCodec(schema(field=kind))
 
-    assert tuple(codec.decode(codec.encode((timedelta(days=2),)))) == (timedelta(days=2),)
+    assert tuple(codec.decode(codec.encode((value,)))) == (value,)
 
 
 def test_aware_timestamp_is_same_moment() -> None:
@@ -189,7 +199,9 @@ def test_null_in_required_field_is_refused() -> None:
         ValueCodec(json.dumps(required), "total").encode((None,))
 
 
-@pytest.mark.parametrize("kind", ["variant", "interval", "interval year", "interval year to month", "udt", "decimal(x)", mapping(array("long"), "long")])
+@pytest.mark.parametrize(
+    "kind", ["variant", "interval", "interval year to month", "udt", "decimal(x)", mapping(array("long"), "long")]
+)
 def test_unknown_type_is_refused_at_start(kind: Any) -> None:
     """A type that state cannot hold is refused when the query starts, not with the first value."""
     with pytest.raises(InvalidInputError, match=r"total\.field"):

@@ -74,7 +74,7 @@ def test_one_key_may_fill_many_batches() -> None:
 @pytest.mark.parametrize("cuts", [[], [1], [2], [1, 2, 3]])
 @pytest.mark.parametrize("is_nested", [False, True])
 def test_hours_that_come_twice_are_two_keys(cuts: list[int], *, is_nested: bool) -> None:
-    """An hour before and after the clock is set back, which Python takes for equal, are two keys with their own rows."""
+    """An hour before and after the clock is set back, which Python takes for equal, are two keys."""
     zone = pa.timestamp("us", "Europe/Berlin")
     before, after = (datetime(2024, 10, 27, hour, 30, tzinfo=UTC) for hour in (0, 1))
     keys, kind = [before, before, after, after], zone

@@ -205,11 +205,14 @@ def test_rows_of_another_partition_are_refused(spark: SparkSession) -> None:
         list(twice.calls(0, None, twice.combining).run(separated, Table(), Writer()))  # type: ignore[arg-type]
 
 
-def test_sessions_that_move_rows_again_combine_none(spark: SparkSession) -> None:
-    """Where Spark is told to move rows by all columns of a groupBy, rows come as they are."""
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [("spark.sql.requireAllClusterKeysForDistribution", "true"), ("spark.sql.retainGroupColumns", "false")],
+)
+def test_sessions_that_aggregate_otherwise_combine_none(spark: SparkSession, name: str, value: str) -> None:
+    """Where Spark is told to move rows by all columns of a groupBy, or to drop them, rows come as they are."""
     assert finds_combined_in_place(spark)
-    name = "spark.sql.requireAllClusterKeysForDistribution"
-    spark.conf.set(name, "true")
+    spark.conf.set(name, value)
     try:
         assert not finds_combined_in_place(spark)
     finally:

@@ -199,7 +199,7 @@ def _compound_encoder(kind: dict[str, Any], path: str) -> Convert:
 
         return encode_array
     if kind["type"] == "map":
-        if isinstance(kind["keyType"], dict) and kind["keyType"]["type"] == "array":
+        if contains(kind["keyType"], "array"):
             raise InvalidInputError(
                 f"{path}: state cannot hold maps with arrays as keys, because Python dictionaries cannot"
             )
@@ -266,15 +266,15 @@ def nullable_decoder(kind: Any, make_row: RowFactory) -> Convert:
     return lambda value: None if value is None else convert(value)
 
 
-def contains_map(kind: Any) -> bool:
-    """Return whether a type is or contains a map."""
+def contains(kind: Any, part: str) -> bool:
+    """Return whether a type is or contains a `part`: a map, or an array outside of maps."""
     if isinstance(kind, str):
         return False
-    if kind["type"] == "map":
+    if kind["type"] == part:
         return True
     if kind["type"] == "array":
-        return contains_map(kind["elementType"])
-    return kind["type"] == "struct" and any(contains_map(field["type"]) for field in kind["fields"])
+        return contains(kind["elementType"], part)
+    return kind["type"] == "struct" and any(contains(field["type"], part) for field in kind["fields"])
 
 
 def _timestamp_to_micros(value: datetime) -> int:

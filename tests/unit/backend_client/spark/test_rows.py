@@ -77,7 +77,8 @@ def test_hours_that_come_twice_are_two_keys(cuts: list[int], *, is_nested: bool)
     """An hour before and after the clock is set back, which Python takes for equal, are two keys."""
     zone = pa.timestamp("us", "Europe/Berlin")
     before, after = (datetime(2024, 10, 27, hour, 30, tzinfo=UTC) for hour in (0, 1))
-    keys, kind = [before, before, after, after], zone
+    keys: list[Any] = [before, before, after, after]
+    kind = zone
     if is_nested:
         keys, kind = [{"at": key} for key in keys], pa.struct([("at", zone)])
     assert [numbers for _, numbers in grouped(split(keys, cuts, kind))] == [[0, 1], [2, 3]]

@@ -199,9 +199,9 @@ def _compound_encoder(kind: dict[str, Any], path: str) -> Convert:
 
         return encode_array
     if kind["type"] == "map":
-        if contains(kind["keyType"], "array"):
+        if contains(kind["keyType"], "array") or contains(kind["keyType"], "map"):
             raise InvalidInputError(
-                f"{path}: state cannot hold maps with arrays as keys, because Python dictionaries cannot"
+                f"{path}: state cannot hold maps with arrays or maps in keys, because Python dictionaries cannot"
             )
         encode_key = encoder(kind["keyType"], f"{path}.key")
         encode_value = nullable_encoder(encoder(kind["valueType"], f"{path}.value"))

@@ -18,7 +18,9 @@ from backend_client.state.codec import KeyCodec, ValueCodec
 from storage.errors import CorruptDataError, InvalidInputError
 from tests.unit.backend_client.schemas import array, mapping, schema, struct
 
-KEYS_THAT_PYTHON_LACKS = [mapping(key, "long") for key in (array("long"), struct(a=array("long")))]
+KEYS_THAT_PYTHON_LACKS = [
+    mapping(key, "long") for key in (array("long"), struct(a=array("long")), struct(a=mapping("long", "long")))
+]
 
 
 def codec_of(kind: Any) -> ValueCodec:

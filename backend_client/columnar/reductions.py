@@ -80,7 +80,8 @@ def total(values: pa.Array, groups: Groups, kind: pa.DataType) -> pa.Array:
     empty = count(values, groups) == 0
     if pa.types.is_floating(kind):
         with np.errstate(invalid="ignore"):  # of infinities
-            sums = np.add.reduceat(_numbers(values, 0).astype(np.float64), groups.starts)
+            # Spark adds to 0.0, so minus zeros alone have the sum 0.0.
+            sums = np.add.reduceat(_numbers(values, 0).astype(np.float64), groups.starts) + 0.0
         return pa.array(sums, kind, mask=empty)
     if pa.types.is_integer(kind):
         numbers = _numbers(values, 0).astype(np.int64)

@@ -27,9 +27,10 @@ def grouping_columns(grouped: Any) -> tuple[str, ...]:
     frame = grouped_frame(grouped)
     for text, is_column in grouping_expressions(grouped):
         name = _column_called(text, frame) if is_column else None
-        if name is None:
+        if name is None or frame.columns.count(name) > 1:
+            found = "none" if name is None else "more than one"
             raise InvalidInputError(
-                f"groupBy of a stateful operator takes columns; {text!r} is none of {', '.join(frame.columns)}. "
+                f"groupBy of a stateful operator takes columns; {text!r} is {found} of {', '.join(frame.columns)}. "
                 "Add it with withColumn first"
             )
         names.append(name)

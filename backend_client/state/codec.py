@@ -23,7 +23,7 @@ from backend_client.state.schema_change import Upgrade, upgrade_of
 from backend_client.state.stored_forms import (
     INTEGER_BITS,
     RowFactory,
-    contains_map,
+    contains,
     decoder,
     field_encoder,
     key_encoder,
@@ -167,7 +167,7 @@ class KeyCodec:
     def __init__(self, schema: str, make_row: RowFactory = plain_row) -> None:
         fields = json.loads(schema)["fields"]
         for field in fields:
-            if contains_map(field["type"]):
+            if contains(field["type"], "map"):
                 raise InvalidInputError(f"column {field['name']!r} contains a map, which cannot be a grouping key")
         plain = all(isinstance(field["type"], str) and (field["type"] in _PLAIN_IN_KEYS) for field in fields)
         self._encoders = None if plain else [nullable_encoder(key_encoder(f["type"], f["name"])) for f in fields]

@@ -86,7 +86,7 @@ _SIMPLE: dict[str, Fold] = {
     "boolean": _of_int,
     **dict.fromkeys(("byte", "short", "integer", "date"), _of_int),
     **dict.fromkeys(
-        ("long", "timestamp", "timestamp_ntz", "daytimeinterval", "interval day to second"),
+        ("long", "timestamp", "timestamp_ntz", "interval day to second"),
         _of_long,
     ),
     "float": _of_float,

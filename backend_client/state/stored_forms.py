@@ -1,11 +1,10 @@
 """
 Encodes and decodes single values of Spark types.
 
-A *stored form* is a MessagePack value: numbers, text and bytes unchanged, timestamps as microseconds since
-1970-01-01 UTC, timestamps without zone as microseconds of the wall clock, dates as days, decimals as text, maps as flat
-lists of keys and values, structs as arrays. Types are those of Spark's JSON description of a schema; nothing here
-imports Spark.
-No I/O.
+A *stored form* is a MessagePack value: numbers, text and bytes unchanged, timestamps as microseconds since 1970-01-01
+UTC, timestamps without zone as microseconds of the wall clock, dates as days, times of day as nanoseconds, decimals as
+text, maps as flat lists of keys and values, structs as arrays. Types are those of Spark's JSON description of a schema;
+nothing here imports Spark. No I/O.
 """
 
 from __future__ import annotations
@@ -14,7 +13,7 @@ import math
 import re
 import struct
 from collections.abc import Callable, Iterable, Sequence
-from datetime import UTC, date, datetime, timedelta
+from datetime import UTC, date, datetime, time, timedelta
 from decimal import ROUND_HALF_UP, Context, Decimal
 from typing import Any
 
@@ -28,6 +27,11 @@ _EPOCH_UTC = datetime(1970, 1, 1, tzinfo=UTC)
 _EPOCH_DAY = date(1970, 1, 1).toordinal()
 _MICROSECOND = timedelta(microseconds=1)
 _DECIMAL = re.compile(r"^decimal\((\d+),(-?\d+)\)$")
+_ONE_FORM = (
+    (re.compile(r"^((var)?char\(|string )"), "string"),
+    (re.compile(r"^time\("), "time"),
+    (re.compile(r"^(daytimeinterval|interval (day|hour|minute|second))"), "interval day to second"),
+)
 DECIMAL_CONTEXT = Context(prec=76, rounding=ROUND_HALF_UP)
 _NATIVE = {bool, bytes, bytearray, date, datetime, Decimal, float, int, str, timedelta}
 INTEGER_BITS = {"byte": 8, "short": 16, "integer": 32, "long": 64}
@@ -130,8 +134,8 @@ def encoder(kind: Any, path: str) -> Convert:
 
 
 def base_type(kind: str) -> str:
-    """Return the type that defines the stored form; all text types share one."""
-    return "string" if kind.startswith(("char(", "varchar(", "string ")) else kind
+    """Return the type that defines the stored form: that of all text, of all intervals up to days, of all times."""
+    return next((form for pattern, form in _ONE_FORM if pattern.match(kind)), kind)
 
 
 def _integer_encoder(kind: str, path: str) -> Convert:
@@ -195,9 +199,9 @@ def _compound_encoder(kind: dict[str, Any], path: str) -> Convert:
 
         return encode_array
     if kind["type"] == "map":
-        if isinstance(kind["keyType"], dict) and kind["keyType"]["type"] == "array":
+        if contains(kind["keyType"], "array") or contains(kind["keyType"], "map"):
             raise InvalidInputError(
-                f"{path}: state cannot hold maps with arrays as keys, because Python dictionaries cannot"
+                f"{path}: state cannot hold maps with arrays or maps in keys, because Python dictionaries cannot"
             )
         encode_key = encoder(kind["keyType"], f"{path}.key")
         encode_value = nullable_encoder(encoder(kind["valueType"], f"{path}.value"))
@@ -237,7 +241,7 @@ def decoder(kind: Any, make_row: RowFactory) -> Convert | None:
     if isinstance(kind, str):
         if kind.startswith("decimal"):
             return Decimal
-        return _SIMPLE_DECODERS.get(kind)
+        return _SIMPLE_DECODERS.get(base_type(kind))
     if kind["type"] == "struct":
         build = make_row([field["name"] for field in kind["fields"]])
         convert_all = [nullable_decoder(field["type"], make_row) for field in kind["fields"]]
@@ -262,15 +266,15 @@ def nullable_decoder(kind: Any, make_row: RowFactory) -> Convert:
     return lambda value: None if value is None else convert(value)
 
 
-def contains_map(kind: Any) -> bool:
-    """Return whether a type is or contains a map."""
+def contains(kind: Any, part: str) -> bool:
+    """Return whether a type is or contains a `part`: a map, or an array outside of maps."""
     if isinstance(kind, str):
         return False
-    if kind["type"] == "map":
+    if kind["type"] == part:
         return True
     if kind["type"] == "array":
-        return contains_map(kind["elementType"])
-    return kind["type"] == "struct" and any(contains_map(field["type"]) for field in kind["fields"])
+        return contains(kind["elementType"], part)
+    return kind["type"] == "struct" and any(contains(field["type"], part) for field in kind["fields"])
 
 
 def _timestamp_to_micros(value: datetime) -> int:
@@ -332,8 +336,8 @@ _SIMPLE_ENCODERS: dict[str, tuple[Any, Convert]] = {
     "date": (date, lambda value: value.toordinal() - _EPOCH_DAY),
     "timestamp": (datetime, _timestamp_to_micros),
     "timestamp_ntz": (datetime, _wall_clock_to_micros),
-    "daytimeinterval": (timedelta, lambda value: value // _MICROSECOND),
     "interval day to second": (timedelta, lambda value: value // _MICROSECOND),
+    "time": (time, lambda at: (datetime.combine(_EPOCH, at) - _EPOCH) // _MICROSECOND * 1000),
     "void": ((), lambda _: None),
 }
 
@@ -341,6 +345,6 @@ _SIMPLE_DECODERS: dict[str, Convert] = {
     "date": lambda days: date.fromordinal(days + _EPOCH_DAY),
     "timestamp": _micros_to_timestamp,
     "timestamp_ntz": lambda micros: _EPOCH + timedelta(microseconds=micros),
-    "daytimeinterval": lambda micros: timedelta(microseconds=micros),
     "interval day to second": lambda micros: timedelta(microseconds=micros),
+    "time": lambda nanos: (_EPOCH + timedelta(microseconds=nanos // 1000)).time(),
 }

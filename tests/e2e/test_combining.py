@@ -36,11 +36,19 @@ from backend_client.columnar import (
     sliding,
     tumbling,
 )
+from backend_client.key_groups import HASH_BITS
 from backend_client.spark import combining
 from backend_client.spark.columnar_plan import ColumnarPlan
 from backend_client.spark.combining import Combining, combining_of
 from backend_client.spark.driver import passes
-from backend_client.spark.driver.placement import finds_combined_in_place, key_places, place, place_combined
+from backend_client.spark.driver.pinning import Anchors
+from backend_client.spark.driver.placement import (
+    ORDER_COLUMN,
+    finds_combined_in_place,
+    key_places,
+    place,
+    place_combined,
+)
 from backend_client.spark.query import Operator
 from backend_client.spark.task.columnar_calls import ColumnarCalls
 from backend_client.spark.task.mixed_keys import KeySeparator, with_key_groups, with_keys
@@ -205,11 +213,30 @@ def test_rows_of_another_partition_are_refused(spark: SparkSession) -> None:
         list(twice.calls(0, None, twice.combining).run(separated, Table(), Writer()))  # type: ignore[arg-type]
 
 
-def test_sessions_that_move_rows_again_combine_none(spark: SparkSession) -> None:
-    """Where Spark is told to move rows by all columns of a groupBy, rows come as they are."""
+def test_pinned_rows_are_combined_where_they_are(spark: SparkSession) -> None:
+    """On a cluster, rows that are joined to their partitions' anchors are not moved again to be combined."""
+    own = spark.newSession()
+    own.conf.set("spark.sql.adaptive.enabled", "false")
+    frame, anchors = own.range(1000).selectExpr("id % 7 as k", "id as v"), Anchors(own)
+    twice = Twice(frame, Aggregate(Sum("v")), ("k",))
+    anchors.acquire()
+    try:
+        placed = place_combined(twice.operator, twice.combining, frame, PARTITIONS, GROUPS, anchors.pin)
+        rows = placed.select(F.spark_partition_id(), ORDER_COLUMN).collect()
+    finally:
+        anchors.release()
+    assert len(rows) == 7
+    assert all(key_group_range(at, PARTITIONS, GROUPS).contains(order >> HASH_BITS) for at, order in rows)
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [("spark.sql.requireAllClusterKeysForDistribution", "true"), ("spark.sql.retainGroupColumns", "false")],
+)
+def test_sessions_that_aggregate_otherwise_combine_none(spark: SparkSession, name: str, value: str) -> None:
+    """Where Spark is told to move rows by all columns of a groupBy, or to drop them, rows come as they are."""
     assert finds_combined_in_place(spark)
-    name = "spark.sql.requireAllClusterKeysForDistribution"
-    spark.conf.set(name, "true")
+    spark.conf.set(name, value)
     try:
         assert not finds_combined_in_place(spark)
     finally:

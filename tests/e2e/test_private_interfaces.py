@@ -229,6 +229,16 @@ def test_column_with_a_dot_is_not_a_field(stream: DataFrame) -> None:
         grouping_columns(grouped)
 
 
+def test_column_of_an_alias_is_a_column(spark: SparkSession, stream: DataFrame) -> None:
+    """As on Spark, a column may be named with the alias of its side of a join, unless both sides have it."""
+    joined = stream.alias("a").join(spark.range(3).selectExpr("id", "id as v").alias("b"), F.expr("a.v = b.id"))
+
+    assert grouping_columns(joined.groupBy("a.k", "b.id")) == ("k", "id")
+    for text in ("a.v", "a.nothing"):
+        with pytest.raises(InvalidInputError, match="takes columns"):
+            grouping_columns(joined.groupBy(text))
+
+
 def test_sources_of_a_stream_are_known(spark: SparkSession, stream: DataFrame) -> None:
     """In the order in which an offsets entry has them: one that is used twice counts twice, a static frame does not."""
     rate = spark.readStream.format("rate").option("rowsPerSecond", "7").load().selectExpr("cast(value as string) k")

@@ -30,6 +30,7 @@ _KEY_COLUMN = "__dstl_key_"
 _COLUMN = "__dstl_column_"
 _ALL_KEYS = "spark.sql.requireAllClusterKeysForDistribution"
 """With this setting, Spark moves rows again unless they are partitioned by all columns by which it groups."""
+_RETAINS_KEYS = "spark.sql.retainGroupColumns"
 
 
 def key_places(operator: Operator) -> tuple[int | None, ...]:
@@ -113,8 +114,13 @@ def place(
 
 
 def finds_combined_in_place(spark: SparkSession) -> bool:
-    """Return whether Spark aggregates rows where `place_combined` has moved them, as it does unless told otherwise."""
-    return setting(spark, _ALL_KEYS, "false").lower() == "false"
+    """
+    Return whether Spark aggregates rows where `place_combined` has moved them, and keeps the keys beside the results.
+
+    It does both unless told otherwise.
+    """
+    kept, moved = setting(spark, _RETAINS_KEYS, "true"), setting(spark, _ALL_KEYS, "false")
+    return kept.lower() == "true" and moved.lower() == "false"
 
 
 def place_combined(

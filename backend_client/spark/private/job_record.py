@@ -69,7 +69,8 @@ class JobRecord:
     def _look(self, numbers: list[int]) -> None:
         """Take in what is recorded of jobs that had not ended."""
         statuses: dict[int, str] = {}
-        for number in numbers:
+        # The newest first: what is recorded meanwhile must not make an older job, looked up before it, a forgotten one.
+        for number in reversed(numbers):
             info = self._tracker.getJobInfo(number)
             if info is not None:
                 statuses[number] = str(info.status().toString())

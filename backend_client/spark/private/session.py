@@ -9,7 +9,7 @@ minor version, and if a version lacks an interface, the error says so and names 
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from typing import Any
 
 import pyspark
@@ -183,16 +183,21 @@ def grouping_expressions(grouped: Any) -> Sequence[tuple[str, bool]]:
     """Return the expressions of a ``groupBy``: a name and True for a column, SQL and False for others."""
     with needed("RelationalGroupedDataset.groupingExprs", _SERVED_VERSION):
         expressions = grouped._jgd.groupingExprs()
-        return [_grouping(expressions.apply(position)) for position in range(expressions.size())]
+        return [_grouping(expressions.apply(position), grouped._df) for position in range(expressions.size())]
 
 
-def _grouping(expression: Any) -> tuple[str, bool]:
-    kind = str(expression.getClass().getSimpleName())
+def _grouping(expression: Any, frame: DataFrame) -> tuple[str, bool]:
+    kind, text = str(expression.getClass().getSimpleName()), str(expression.sql())
+    if kind == "UnresolvedAttribute":
+        if expression.nameParts().size() == 1:
+            return str(expression.nameParts().head()), True
+        # A column of what is called so (``alias``), or a field of a struct.
+        with suppress(Py4JError, PySparkException):  # the caller says what it has not found
+            expression = frame._jdf.resolve(text)
+            kind = str(expression.getClass().getSimpleName())
     if kind == "AttributeReference":
         return str(expression.name()), True
-    if kind == "UnresolvedAttribute" and expression.nameParts().size() == 1:  # else a field of a struct
-        return str(expression.nameParts().head()), True
-    return str(expression.sql()), False
+    return text, False
 
 
 def grouped_frame(grouped: Any) -> DataFrame:

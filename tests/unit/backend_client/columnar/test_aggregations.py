@@ -173,6 +173,12 @@ def test_sums_beyond_floats_are_exact() -> None:
     assert [out["r"] for out in task.run([{**row, "v": 1}])] == [(1 << 63) - 1]
 
 
+def test_minus_zeros_have_the_sum_zero() -> None:
+    """Spark adds to 0.0, and so the result does not depend on who combines the rows."""
+    task = Task(Aggregate(Sum("v", name="r")), rows_schema("double"))
+    assert [repr(row["r"]) for row in task.run([{"k": 1, "v": -0.0, "t": 0}])] == ["0.0"]
+
+
 def test_overflow_is_an_error() -> None:
     """A sum that does not fit a long is refused, as Spark does by default; it does not wrap around."""
     task = Task(Aggregate(Sum("v")), rows_schema("long"))

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from datetime import UTC, date, datetime
+from datetime import UTC, date, datetime, time, timedelta
 from decimal import Decimal
 
 import msgpack
@@ -24,6 +24,8 @@ COLUMNS = {
     "at": pa.array(
         [datetime(2024, 1, 1, 1, tzinfo=UTC), datetime(1960, 1, 1, tzinfo=UTC), None], pa.timestamp("us", "UTC")
     ),
+    "gap": pa.array([timedelta(days=1), timedelta(microseconds=-1), None], pa.duration("us")),
+    "hour": pa.array([time(23, 59, 59, 999_999), time(0), None], pa.time64("ns")),
     "m": pa.array([Decimal("1.50"), Decimal("-0.01"), None], pa.decimal128(10, 2)),
     "p": pa.array(
         [{"a": 1, "b": ["x"]}, {"a": None, "b": []}, None], pa.struct([("a", pa.int64()), ("b", pa.list_(pa.string()))])

@@ -5,7 +5,7 @@ from __future__ import annotations
 import copy
 import pickle
 from collections.abc import Iterable, Iterator
-from datetime import date
+from datetime import UTC, date, datetime
 from decimal import Decimal
 from itertools import pairwise
 from typing import Any
@@ -69,6 +69,19 @@ def test_keys_are_whole_over_batches(cuts: list[int]) -> None:
 def test_one_key_may_fill_many_batches() -> None:
     """A key that spans many batches is one call."""
     assert grouped(split(["a"] * 50, list(range(1, 50)))) == [("a", list(range(50)))]
+
+
+@pytest.mark.parametrize("cuts", [[], [1], [2], [1, 2, 3]])
+@pytest.mark.parametrize("is_nested", [False, True])
+def test_hours_that_come_twice_are_two_keys(cuts: list[int], *, is_nested: bool) -> None:
+    """An hour before and after the clock is set back, which Python takes for equal, are two keys."""
+    zone = pa.timestamp("us", "Europe/Berlin")
+    before, after = (datetime(2024, 10, 27, hour, 30, tzinfo=UTC) for hour in (0, 1))
+    keys: list[Any] = [before, before, after, after]
+    kind = zone
+    if is_nested:
+        keys, kind = [{"at": key} for key in keys], pa.struct([("at", zone)])
+    assert [numbers for _, numbers in grouped(split(keys, cuts, kind))] == [[0, 1], [2, 3]]
 
 
 def test_no_rows_cause_no_calls() -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import math
 from collections.abc import Callable
-from datetime import UTC, date, datetime, timedelta, timezone
+from datetime import UTC, date, datetime, time, timedelta, timezone
 from decimal import Decimal
 from typing import Any
 
@@ -17,6 +17,10 @@ import pytest
 from backend_client.state.codec import KeyCodec, ValueCodec
 from storage.errors import CorruptDataError, InvalidInputError
 from tests.unit.backend_client.schemas import array, mapping, schema, struct
+
+KEYS_THAT_PYTHON_LACKS = [
+    mapping(key, "long") for key in (array("long"), struct(a=array("long")), struct(a=mapping("long", "long")))
+]
 
 
 def codec_of(kind: Any) -> ValueCodec:
@@ -42,6 +46,10 @@ def codec_of(kind: Any) -> ValueCodec:
         ("timestamp", datetime(1, 1, 1)),
         ("timestamp", datetime(9999, 12, 31)),
         ("interval day to second", timedelta(days=-1, microseconds=1)),
+        ("interval day", timedelta(days=-1)),
+        ("time(6)", time(0, 0, 0, 1)),
+        ("interval hour to minute", timedelta(minutes=61)),
+        ("interval second", timedelta(microseconds=1)),
         ("decimal(10,2)", Decimal("-12345678.90")),
         ("decimal(38,0)", Decimal(10**38 - 1)),
         (array("integer"), [1, None, 3]),
@@ -61,6 +69,23 @@ def test_value_survives_round_trip(kind: Any, value: Any) -> None:
 
     assert codec.decode(codec.encode((value,))) == (value,)
     assert codec.decode(codec.encode((None,))) == (None,)
+
+
+@pytest.mark.parametrize(
+    ("kind", "value"),
+    [
+        ("interval day", timedelta(days=2)),
+        ("interval hour to second", timedelta(days=2)),
+        ("interval minute", timedelta(days=2)),
+        ("time(6)", time(23, 59, 59, 999_999)),
+        ("time(0)", time(1)),
+    ],
+)
+def test_intervals_and_times_of_any_units_are_keys(kind: str, value: Any) -> None:
+    """The difference of two dates is an interval of days, and rows are grouped by it as by other intervals."""
+    codec = KeyCodec(schema(field=kind))
+
+    assert tuple(codec.decode(codec.encode((value,)))) == (value,)
 
 
 def test_aware_timestamp_is_same_moment() -> None:
@@ -178,7 +203,9 @@ def test_null_in_required_field_is_refused() -> None:
         ValueCodec(json.dumps(required), "total").encode((None,))
 
 
-@pytest.mark.parametrize("kind", ["variant", "interval", "udt", "decimal(x)", mapping(array("long"), "long")])
+@pytest.mark.parametrize(
+    "kind", ["variant", "interval", "interval year to month", "udt", "decimal(x)", *KEYS_THAT_PYTHON_LACKS]
+)
 def test_unknown_type_is_refused_at_start(kind: Any) -> None:
     """A type that state cannot hold is refused when the query starts, not with the first value."""
     with pytest.raises(InvalidInputError, match=r"total\.field"):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+from datetime import timedelta
 from decimal import Decimal
 from typing import Any
 
@@ -48,6 +49,12 @@ def test_equal_fractions_have_one_hash() -> None:
     assert signed_hash("double", -0.0) == signed_hash("double", 0.0)
     assert signed_hash("float", math.nan) == signed_hash("float", -math.nan)
     assert signed_hash("decimal(9,2)", Decimal("1.5")) == signed_hash("long", 150)
+
+
+@pytest.mark.parametrize("kind", ["interval day", "interval day to second", "daytimeinterval"])
+def test_intervals_are_hashed_as_their_microseconds(kind: str) -> None:
+    """An interval's units do not matter."""
+    assert signed_hash(kind, timedelta(days=1)) == signed_hash("long", 86_400_000_000)
 
 
 @pytest.mark.parametrize("kind", ["string collate UTF8_LCASE", "variant", "interval year to month"])

@@ -18,7 +18,7 @@ from backend_client import ChangelogStateBackend
 from backend_client.service.job_session import JobSession
 from storage.errors import LostChangesError
 from tests.sidecars import end_sidecars
-from tools.spark_session import start_session
+from tools.spark_session import FORKED_WORKERS, start_session
 
 # By default a table is materialized at a random time, but tests count objects. A test that needs it enables it.
 os.environ.setdefault("DSTL_MATERIALIZATION_ENABLED", "false")
@@ -31,7 +31,7 @@ def spark() -> Iterator[SparkSession]:
     """A local session whose tasks may fail a few times, as on a cluster."""
     # Spark's own state stores keep about half a megabyte of each query.
     folder = Path(tempfile.mkdtemp(prefix="dstl-warehouse-"))
-    settings = {"driver.memory": "4g", "local.dir": folder}
+    settings = {**FORKED_WORKERS, "driver.memory": "4g", "local.dir": folder}
     session = start_session("dstl-tests", settings, master="local[2,4]", folder=folder)
     yield session
     session.stop()

@@ -21,7 +21,13 @@ from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F
 
 from backend_client.spark.failover.rehearsal import failing
-from backend_client.spark.private.located import executor_addresses, executor_location, executors_at, located
+from backend_client.spark.private.located import (
+    executor_addresses,
+    executor_ids,
+    executor_location,
+    executors_at,
+    located,
+)
 from backend_client.spark.standby.seats import Seats, locations, seated
 
 logger = logging.getLogger("backend_client")
@@ -46,7 +52,7 @@ class StandbyHosts:
         self._spark = spark
         self._column = column
         self._lock = threading.Lock()
-        self._addresses = ""
+        self._seen: tuple[str, frozenset[str]] = ("", frozenset())
         self._executors: list[tuple[str, str]] = []
         self._cold: list[tuple[str, str]] = []
         self._seats: dict[int, Seats] = {}
@@ -136,13 +142,15 @@ class StandbyHosts:
         return [executor for executor in self._executors if executor not in self._cold] or self._executors
 
     def _look(self) -> None:
-        addresses = executor_addresses(self._spark)
-        if addresses != self._addresses:
-            executors = executors_at(self._spark, addresses)
-            if executors is not None:  # else Spark has not recorded a new one yet; the next batch sees it
-                known = [executor for executor in self._executors or executors if executor not in self._cold]
-                self._cold = [executor for executor in executors if executor not in known]
-                self._addresses, self._executors = addresses, executors
+        addresses, ids = executor_addresses(self._spark), executor_ids(self._spark)
+        if (addresses, ids) == self._seen:
+            return
+        executors = executors_at(self._spark, addresses)
+        # Else Spark has not recorded a new one yet, or a lost one whose address another has; the next batch sees it.
+        if executors is not None and {executor for executor, _ in executors} <= ids:
+            known = [executor for executor in self._executors or executors if executor not in self._cold]
+            self._cold = [executor for executor in executors if executor not in known]
+            self._seen, self._executors = (addresses, ids), executors
 
 
 def _summary(seats: Seats) -> str:

@@ -24,7 +24,10 @@ class Application:
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch, *executors: tuple[str, str]) -> None:
         self.executors = list(executors)
-        monkeypatch.setattr(standby_hosts, "executor_addresses", lambda _: str(self.executors))
+        self.ids: set[str] | None = None
+        """Of the executors that are there, if Spark has not recorded them all."""
+        monkeypatch.setattr(standby_hosts, "executor_addresses", lambda _: str([host for _, host in self.executors]))
+        monkeypatch.setattr(standby_hosts, "executor_ids", lambda _: frozenset(self.ids or dict(self.executors)))
         monkeypatch.setattr(standby_hosts, "executors_at", lambda *_: list(self.executors))
         spark: Any = None
         self.hosts = StandbyHosts(spark, "partition")
@@ -55,6 +58,18 @@ def test_executor_in_place_of_a_lost_one_is_cold(monkeypatch: pytest.MonkeyPatch
     application.executors[1] = ("3", "b")
     assert application.places() == {"a", "c"}
     application.hosts.warmed(application.hosts.cold)
+    assert application.places() == {"a", "b", "c"}
+
+
+def test_executor_with_the_address_of_a_lost_one_is_seen(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Where ports are fixed, only its id tells a new executor; its partitions would go to any executor of two hosts."""
+    application = Application(monkeypatch, ("0", "a"), ("1", "b"), ("2", "c"))
+    application.places()
+    application.ids = {"0", "2", "3"}
+    assert application.places() == {"a", "b", "c"}, "Spark has not recorded who has the address"
+    application.executors[1] = ("3", "b")
+    assert application.places() == {"a", "c"}
+    application.hosts.warmed([("3", "b")])
     assert application.places() == {"a", "b", "c"}
 
 

@@ -7,8 +7,10 @@ in a process that was started for it: with its own environment, its output in a 
 
 from __future__ import annotations
 
+import ctypes
 import multiprocessing
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -20,16 +22,22 @@ MODULES = ("dstl_service.commands.serve", "storage.s3_store", "uvloop", "boto3")
 
 context = multiprocessing.get_context("forkserver")
 """Forks processes; `MODULES` are imported once, before the first one."""
-context.set_forkserver_preload([*MODULES])
+ROOM = "room_for_the_command_line_of_a_fork" * 60
+"""The name of no module, which only makes the command line longer of the process that forks."""
 
+context.set_forkserver_preload([*MODULES, ROOM])
+
+_AT_START = re.compile(r"PYTHON(?!PATH)|MALLOC_|GLIBC_|LD_|TZ$").match
+"""Variables that a process reads when it starts."""
 _COMMAND = [sys.executable, "-m", "dstl_service"]
 
 
 def can_be_forked(command: Sequence[str], environment: Mapping[str, str]) -> bool:
     """Return whether a command is one of ``dstl`` in this Python, without another program or module around it."""
     paths = environment.get("PYTHONPATH", "").split(os.pathsep)
-    is_changed = any(Path(path, "sitecustomize.py").exists() for path in paths if path)
-    return [*command[:3]] == _COMMAND and not is_changed
+    is_changed = any(path and path not in sys.path and Path(path, "sitecustomize.py").exists() for path in paths)
+    own, given = ({name: value for name, value in of.items() if _AT_START(name)} for of in (os.environ, environment))
+    return [*command[:3]] == _COMMAND and not is_changed and given.items() <= own.items()
 
 
 class ForkedCommand:
@@ -79,6 +87,7 @@ class ForkedCommand:
 def _run(arguments: list[str], environment: dict[str, str], log_path: Path) -> None:
     from dstl_service.cli import main
 
+    _show_command_line([*_COMMAND, *arguments])
     log = os.open(log_path, os.O_WRONLY | os.O_CREAT | os.O_APPEND)
     for descriptor in (1, 2):
         os.dup2(log, descriptor)
@@ -86,3 +95,13 @@ def _run(arguments: list[str], environment: dict[str, str], log_path: Path) -> N
     os.environ.clear()
     os.environ.update(environment)
     raise SystemExit(main(arguments))
+
+
+def _show_command_line(command: Sequence[str]) -> None:
+    """Let the system show a command line as this process's own, by which sidecars are told from other processes."""
+    fields = Path("/proc/self/stat").read_text(encoding="utf-8").rpartition(")")[2].split()
+    start, end = int(fields[45]), int(fields[46])  # arg_start and arg_end, see proc(5)
+    text = b"".join(os.fsencode(word) + b"\0" for word in command)
+    if len(text) <= end - start:
+        ctypes.memset(start, 0, end - start)
+        ctypes.memmove(start, text, len(text))

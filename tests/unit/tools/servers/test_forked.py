@@ -31,13 +31,15 @@ def test_exit_code_and_output_are_those_of_the_command(tmp_path: Path) -> None:
 
 
 def test_service_has_the_given_environment(tmp_path: Path) -> None:
-    """Settings come from the given environment; a service runs until it is killed."""
+    """Settings come from the given environment; a service runs until it is killed, with its own command line."""
     socket = tmp_path / "s"
     environment = {"DSTL_STORAGE": tmp_path.as_uri()}
     command = ForkedCommand([*DSTL, "serve", "--socket", str(socket)], environment, tmp_path / "log")
     try:
         wait_until(lambda: socket.exists() or command.poll() is not None, what="the socket of the service")
         assert command.poll() is None
+        line = Path(f"/proc/{command.pid}/cmdline").read_bytes().rstrip(b"\0").split(b"\0")
+        assert line == [os.fsencode(word) for word in (*DSTL, "serve", "--socket", str(socket))]
         with pytest.raises(subprocess.TimeoutExpired):
             command.wait(0.01)
     finally:
@@ -58,6 +60,13 @@ def test_service_has_the_given_environment(tmp_path: Path) -> None:
 def test_other_programs_are_not_forked(command: list[str], expected: bool) -> None:
     """Only this Python's own `dstl` can be a fork."""
     assert can_be_forked(command, {}) == expected
+
+
+def test_variables_that_count_at_the_start_are_heeded() -> None:
+    """A process that is to have another allocator or another Python's options is started."""
+    assert can_be_forked([*DSTL, "serve"], {**os.environ, "DSTL_TOKEN": "x"})
+    assert not can_be_forked([*DSTL, "serve"], {**os.environ, "MALLOC_ARENA_MAX": "1"})
+    assert not can_be_forked([*DSTL, "serve"], {"PYTHONWARNINGS": "error::ResourceWarning"})
 
 
 def test_process_with_another_clock_is_not_forked(tmp_path: Path) -> None:

@@ -7,6 +7,7 @@ HYPOTHESIS_PROFILE chooses a profile by name; without it, `ci` where the variabl
 from __future__ import annotations
 
 import functools
+import gc
 import os
 import signal
 from collections.abc import Generator
@@ -17,7 +18,11 @@ import pytest
 from hypothesis import HealthCheck, settings
 
 from tests.support.order import LONG_S, dealt
+from tools.servers.service_process import ServiceProcess
 from tools.servers.spark_classes import ARCHIVE, options_of_short_jvms
+
+# Tests start hundreds of services.
+ServiceProcess.is_forked = True
 
 IN_CI = bool(os.environ.get("CI"))
 
@@ -27,6 +32,10 @@ os.environ.setdefault("JAVA_TOOL_OPTIONS", options_of_short_jvms(ARCHIVE if ARCH
 # Programs that tests start report missed goals: STRICT=1 around the tests is not meant for them.
 for variable in ("STRICT", "SHORT"):
     os.environ.pop(variable, None)
+
+# A process of the suite keeps a gigabyte of modules and tests. With Python's own thresholds, a fifth of its processor
+# time goes into looking for garbage among them; short runs of much code, as in the model check, make little garbage.
+gc.set_threshold(50_000, 20, 100)
 
 # Each client of S3 would read and parse the descriptions of its API again.
 botocore.session.create_loader = functools.cache(botocore.session.create_loader)
@@ -54,6 +63,12 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     """Put long tests first, in each process that runs them."""
     processes = int(getattr(config, "workerinput", {}).get("workercount", 1))
     items[:] = dealt(items, _cost_s, lambda item: item.path, processes)
+
+
+def pytest_collection_finish() -> None:
+    """Leave what the tests consist of to no collection."""
+    gc.collect()
+    gc.freeze()
 
 
 def _cost_s(item: pytest.Item) -> float:

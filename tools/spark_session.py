@@ -10,7 +10,11 @@ from pyspark.sql import SparkSession
 TWO_EXECUTORS = "local-cluster[2,1,1024]"
 """Master of a cluster of two executors in processes of their own."""
 
+FORKED_WORKERS: Mapping[str, object] = {"python.daemon.module": "backend_client.spark.api.worker_daemon"}
+"""Python workers are forked from a process that has imported what they need, as is recommended to users."""
+
 EXECUTORS_DIE: Mapping[str, object] = {
+    **FORKED_WORKERS,
     "executor.memory": "1g",
     "task.maxFailures": 8,
     "deploy.maxExecutorRetries": -1,

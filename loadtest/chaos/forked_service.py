@@ -7,7 +7,6 @@ other, with a wall clock that the test sets.
 
 from __future__ import annotations
 
-import multiprocessing
 import os
 import signal
 from collections.abc import Mapping
@@ -15,13 +14,12 @@ from multiprocessing.process import BaseProcess
 from pathlib import Path
 
 from loadtest.chaos.jumping_clock import ClockOffset, install
+from tools.servers.forked import MODULES, context
 from tools.servers.socket_service import SocketService
 
 _STOP_TIMEOUT_S = 30.0
 
-context = multiprocessing.get_context("forkserver")
-"""Forks processes that have already imported the modules of ``dstl`` and the main program."""
-context.set_forkserver_preload(["dstl_service.cli", "storage.s3_store", "uvloop", "loadtest.chaos.verify", "boto3"])
+context.set_forkserver_preload([*MODULES, "loadtest.chaos.verify"])
 
 
 class ForkedService(SocketService):

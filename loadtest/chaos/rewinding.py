@@ -12,7 +12,7 @@ import signal
 import time
 from collections.abc import Mapping
 
-from loadtest.chaos.forked_service import context
+from tools.servers.forked import context
 
 _TIMEOUT_S = 60.0
 

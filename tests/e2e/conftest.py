@@ -6,7 +6,7 @@ import os
 import shutil
 import signal
 import tempfile
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -15,10 +15,13 @@ import pytest
 from pyspark.sql import SparkSession
 
 from backend_client import ChangelogStateBackend
+from backend_client.service import launcher
 from backend_client.service.job_session import JobSession
+from backend_client.service.launcher import run_detached
 from storage.errors import LostChangesError
 from tests.sidecars import end_sidecars
-from tools.spark_session import start_session
+from tools.servers.forked import ForkedCommand, can_be_forked
+from tools.spark_session import FORKED_WORKERS, start_session
 
 # By default a table is materialized at a random time, but tests count objects. A test that needs it enables it.
 os.environ.setdefault("DSTL_MATERIALIZATION_ENABLED", "false")
@@ -31,12 +34,27 @@ def spark() -> Iterator[SparkSession]:
     """A local session whose tasks may fail a few times, as on a cluster."""
     # Spark's own state stores keep about half a megabyte of each query.
     folder = Path(tempfile.mkdtemp(prefix="dstl-warehouse-"))
-    settings = {"driver.memory": "4g", "local.dir": folder}
+    settings = {**FORKED_WORKERS, "driver.memory": "4g", "local.dir": folder}
     session = start_session("dstl-tests", settings, master="local[2,4]", folder=folder)
     yield session
     session.stop()
     for folder in _used_folders:  # a task that outlived its test may restart a sidecar
         _stop_sidecars(folder)
+
+
+@pytest.fixture(scope="session", autouse=True)
+def forked_sidecars() -> Iterator[None]:
+    """Let drivers in this process start sidecars as forks; those that tasks start are processes of their own."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(launcher, "run_detached", run_forked)
+        yield
+
+
+def run_forked(command: Sequence[str], environment: Mapping[str, str], log: Path) -> int:
+    """Start a sidecar, and return its process id."""
+    if can_be_forked(command, environment):
+        return ForkedCommand(command, environment, log).pid
+    return run_detached(command, environment, log)
 
 
 @pytest.fixture

@@ -2,7 +2,8 @@
 ``python -m tools.servers.prepare``: builds and fetches the servers that tests and benchmarks start.
 
 Existing ones are kept. Each is also built at first use; with this done before, no test has to wait for a compiler. An
-archive of Spark's classes is made as well, with which the JVMs of tests start faster.
+archive of Spark's classes is made as well, with which the JVMs of tests start faster, and byte code for what Python
+workers import from an archive.
 """
 
 from __future__ import annotations
@@ -20,9 +21,11 @@ from tools.servers.postgres import postgres_program
 from tools.servers.programs import ServerError
 from tools.servers.s3_server import s3_program
 from tools.servers.spark_classes import class_archive
+from tools.servers.worker_modules import compile_worker_modules
 
 SERVERS: dict[str, Callable[[], object]] = {
     "archive of Spark's classes": class_archive,  # the longest
+    "byte code of PySpark's modules": compile_worker_modules,
     "S3 server (VersityGW)": s3_program,
     "Toxiproxy": toxiproxy_program,
     "Kafka": broker_jars,

@@ -19,7 +19,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from types import TracebackType
-from typing import IO, Self
+from typing import IO, Any, Protocol, Self
 
 PROJECT_ROOT = Path(__file__).resolve().parents[2]
 _READY_TIMEOUT_S = 90.0
@@ -88,7 +88,17 @@ def _quiet_ports() -> range:
     return quiet if len(quiet) >= _PORTS_TRIED else range(_PORT_MIN, 1 << 16)
 
 
-def end_process(process: subprocess.Popen[bytes], stop_signal: signal.Signals, timeout_s: float) -> None:
+class Process(Protocol):
+    """What ends a process: `subprocess.Popen` is one."""
+
+    def send_signal(self, sent: Any, /) -> None: ...
+
+    def wait(self, timeout: float | None = None) -> int: ...
+
+    def kill(self) -> None: ...
+
+
+def end_process(process: Process, stop_signal: signal.Signals, timeout_s: float) -> None:
     """Send a signal and wait for the end; kill the process if it does not end in time."""
     process.send_signal(stop_signal)
     try:

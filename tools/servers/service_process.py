@@ -7,9 +7,11 @@ import signal
 import subprocess
 import sys
 from collections.abc import Mapping, Sequence
+from typing import ClassVar
 
 import psutil
 
+from tools.servers.forked import ForkedCommand, can_be_forked
 from tools.servers.programs import ServerError, end_process
 from tools.servers.socket_service import SocketService
 
@@ -26,6 +28,9 @@ class ServiceProcess(SocketService):
         arguments: Additional arguments besides storage and socket.
     """
 
+    is_forked: ClassVar[bool] = False
+    """Whether it starts as a fork, if it can: tests start hundreds. Measurements start a Python of its own."""
+
     def __init__(
         self, storage: str, environment: Mapping[str, str] | None = None, arguments: Sequence[str] = ()
     ) -> None:
@@ -33,7 +38,7 @@ class ServiceProcess(SocketService):
         self._storage = storage
         self._arguments = arguments
         self._environment = environment or {}
-        self._process: subprocess.Popen[bytes] | None = None
+        self._process: subprocess.Popen[bytes] | ForkedCommand | None = None
 
     @property
     def pid(self) -> int:
@@ -79,13 +84,13 @@ class ServiceProcess(SocketService):
         return command
 
     def _start(self, more: Mapping[str, str]) -> None:
-        command = [sys.executable, "-m", "dstl_service", "serve", "--storage", self._storage]
-        with self.log_path.open("ab") as log:
-            process = self._process = subprocess.Popen(
-                self.command([*command, "--socket", str(self.socket_path), *self._arguments]),
-                env={**os.environ, **self._environment, **more},
-                stdin=subprocess.DEVNULL,
-                stdout=log,
-                stderr=log,
-            )
+        serve = [sys.executable, "-m", "dstl_service", "serve", "--storage", self._storage]
+        command = self.command([*serve, "--socket", str(self.socket_path), *self._arguments])
+        process = self._process = self._started(command, {**os.environ, **self._environment, **more})
         self._wait_until_ready(lambda: process.poll() is None)
+
+    def _started(self, command: list[str], environment: dict[str, str]) -> subprocess.Popen[bytes] | ForkedCommand:
+        if self.is_forked and can_be_forked(command, environment):
+            return ForkedCommand(command, environment, self.log_path)
+        with self.log_path.open("ab") as log:
+            return subprocess.Popen(command, env=environment, stdin=subprocess.DEVNULL, stdout=log, stderr=log)

@@ -23,6 +23,12 @@ from tools.servers.service_process import ServiceProcess
 pytestmark = [pytest.mark.integration, pytest.mark.timeout(120)]
 
 
+@pytest.fixture(autouse=True)
+def whole_start(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Start each service as a Python of its own, as hosts do, and not as a fork."""
+    monkeypatch.setattr(ServiceProcess, "is_forked", False)
+
+
 @pytest.fixture
 def storage(tmp_path: Path) -> Path:
     """Return the folder of the storage."""

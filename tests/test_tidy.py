@@ -101,6 +101,7 @@ LAYERS: dict[str, tuple[str, ...]] = {
         "spark.task",
         "spark.output",
         "spark.failover",
+        "spark.places",
         "spark.standby",
         "spark.scaling",
         "spark.driver",

@@ -55,7 +55,7 @@ class Hosts:
         self._executors: list[Executor] = []
         self._cold: list[Executor] = []
         self._seats: dict[int, Seats] = {}
-        self._ran: dict[int, Mapping[int, str]] = {}
+        self._ran: Mapping[int, Mapping[int, str]] = {}
         self._homes: dict[int, dict[int, str]] = {}
         self._anchors: dict[int, _Anchor] = {}
         self._has_warned = False
@@ -95,14 +95,14 @@ class Hosts:
         with self._lock:
             self._cold = [executor for executor in self._cold if executor not in executors]
 
-    def ran(self, parallelism: int, hosts: Mapping[int, str]) -> None:
+    def ran(self, places: Mapping[int, Mapping[int, str]]) -> None:
         """
-        Take the host on which each of so many partitions has run: there it goes on if its own is lost.
+        Take the hosts on which partitions have run, by their number: there they go on if their own host is lost.
 
         An executor alone on its host is not cold any more if something has run there.
         """
         with self._lock:
-            self._ran[parallelism] = hosts
+            self._ran = places
             self._cold = self._not_used(self._cold, self._executors)
 
     def seats(self, parallelism: int) -> Seats | None:

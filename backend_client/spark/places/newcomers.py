@@ -69,8 +69,7 @@ class Newcomers:
         for receipt in receipts:
             if receipt.host is not None and receipt.operator in parallelism:
                 ran[parallelism[receipt.operator]][receipt.partition] = receipt.host
-        for count, places in ran.items():
-            self._hosts.ran(count, places)
+        self._hosts.ran(ran)
 
     @property
     def is_working(self) -> bool:

@@ -115,8 +115,8 @@ def takeover(seats: Seats, cores: Mapping[str, int], homes: Mapping[int, str]) -
         cores: The number of cores of each host.
         homes: A host that has run a partition before, and may still have its table.
     """
-    runners = list(seats.runners)
-    for host in sorted(cores):
+    runners, load, share = list(seats.runners), Counter(seats.runners), _shares(len(seats.runners), cores)
+    for host in sorted(host for host in cores if load[host] < share[host]):
         others = [partition for partition, runner in enumerate(runners) if runner != host]
         others.sort(key=lambda partition: homes.get(partition) != host)  # stable
         for partition in _takeovers(host, runners, others, cores):
@@ -170,10 +170,15 @@ def _spread(runners: Sequence[str], keepers: list[str | None], alive: Sequence[s
         load[least] += 1
 
 
+def _shares(partitions: int, cores: Mapping[str, int]) -> dict[str, int]:
+    """Return how many partitions each host should run at least."""
+    total = sum(cores.values())
+    return {host: partitions * count // total for host, count in cores.items()}
+
+
 def _takeovers(host: str, runners: Sequence[str], candidates: Sequence[int], cores: Mapping[str, int]) -> list[int]:
     """Return which candidates a host takes over until it has its share, from hosts that have more than theirs."""
-    total = sum(cores.values())
-    share = {one: len(runners) * count // total for one, count in cores.items()}
+    share = _shares(len(runners), cores)
     load, taken = Counter(runners), list[int]()
     left: dict[str, list[int]] = {}
     for partition in reversed(candidates):

@@ -73,9 +73,8 @@ def test_lost_partitions_stay_where_spark_has_run_them(monkeypatch: pytest.Monke
     before = application.seats()
     assert set(before.keepers) == {None}
     lost = [at for at, runner in enumerate(before.runners) if runner == "b"]
-    application.hosts.ran(
-        PARTITIONS, {at: "c" if runner == "b" else runner for at, runner in enumerate(before.runners)}
-    )
+    ran = {at: "c" if runner == "b" else runner for at, runner in enumerate(before.runners)}
+    application.hosts.ran({PARTITIONS: ran})
     del application.executors[1]
 
     after = application.seats()
@@ -134,7 +133,7 @@ def test_executor_that_has_run_something_is_not_cold(monkeypatch: pytest.MonkeyP
         assert application.seats() == before
     application.executors[:] = [("0", "a"), ("2", "c")]
     ran = {at: "a" if host == "a" else "c" for at, host in enumerate(before.runners)}
-    application.hosts.ran(PARTITIONS, ran)
+    application.hosts.ran({PARTITIONS: ran})
 
     assert application.seats().runners == tuple(ran.values())
     assert application.hosts.cold == []
@@ -144,7 +143,7 @@ def test_executor_beside_one_that_has_run_something_is_cold(monkeypatch: pytest.
     """Tasks name their host only, so a second or a later executor of a host is cold whatever ran there."""
     application = Application(monkeypatch, ("0", "a"), ("1", "b"), keeps_copies=False)
     before = application.seats()
-    application.hosts.ran(PARTITIONS, dict(enumerate(before.runners)))
+    application.hosts.ran({PARTITIONS: dict(enumerate(before.runners))})
     application.executors[:] = [("0", "a"), ("2", "a"), ("3", "b")]
 
     application.seats()

@@ -24,7 +24,7 @@ class Hosts:
         self.cold = cold
         self.takeovers = takeovers
         self.taken: list[int] = []
-        self.places: dict[int, Mapping[int, str]] = {}
+        self.places: Mapping[int, Mapping[int, str]] = {}
         self.fails = False
 
     def look(self) -> None:
@@ -50,9 +50,9 @@ class Hosts:
         """Note that executors are warm."""
         self.cold = [executor for executor in self.cold if executor not in executors]
 
-    def ran(self, parallelism: int, hosts: Mapping[int, str]) -> None:
+    def ran(self, places: Mapping[int, Mapping[int, str]]) -> None:
         """Note where tasks have run."""
-        self.places[parallelism] = hosts
+        self.places = places
 
 
 class Preparation:

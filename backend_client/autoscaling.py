@@ -85,7 +85,8 @@ class Autoscaling:
             batch_ms: How long the batch took.
             backlog: How many batches like this one the sources hold back.
             current: The partitions of each operator.
-            is_changing: Whether they changed with this batch, or are about to: it says nothing about the present ones.
+            is_changing: Whether they changed with this batch, or are about to, or it recovers from a loss: it says
+                nothing about the present ones.
         """
         if is_changing or self._cold:
             self._cold = max(0, self._cold - 1)

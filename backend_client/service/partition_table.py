@@ -6,9 +6,9 @@ The task of a batch opens it for its rows; a `TablePreparation` opens it earlier
 
 from __future__ import annotations
 
+import time
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
-from functools import partial
 
 import pyarrow as pa
 
@@ -41,7 +41,8 @@ def open_partition(
         operator: The operator's name.
         key_groups: The partition's key groups.
         base: The checkpoint; None for an empty table.
-        patience_s: How many seconds advancing it may take; None: as long as it takes. With 0 it is not even opened.
+        patience_s: How many seconds opening and advancing it may take; None: as long as it takes. With 0 it is not
+            even opened.
 
     Raises:
         SlowRestoreError: It takes longer.
@@ -49,17 +50,14 @@ def open_partition(
     """
     if patience_s == 0:
         raise SlowRestoreError("the table is being restored elsewhere")
-    advance = partial(
-        advance_to_base,
-        client=kept_client(settings),
-        job=settings.job,
-        operator=operator,
-        key_groups=key_groups,
-        base=base,
-        patience_s=patience_s,
-    )
+    begun_s = time.monotonic()
+
+    def advance(table: StateTable) -> Advance:
+        left_s = None if patience_s is None else max(0.0, patience_s - (time.monotonic() - begun_s))
+        return advance_to_base(table, kept_client(settings), settings.job, operator, key_groups, base, left_s)
+
     folder = settings.private_folder("tables", job_uid, operator, key_groups.to_text())
-    return open_advanced(folder, advance, settings.local_idle_s)
+    return open_advanced(folder, advance, settings.local_idle_s, patience_s)
 
 
 @dataclass(frozen=True, slots=True)

@@ -25,7 +25,10 @@ _COPY_CACHE_BYTES = 1 << 20  # hardly anything is read
 
 
 def open_advanced(
-    folder: str | os.PathLike[str], advance: Callable[[StateTable], _T], idle_s: float = IDLE_S
+    folder: str | os.PathLike[str],
+    advance: Callable[[StateTable], _T],
+    idle_s: float = IDLE_S,
+    patience_s: float | None = None,
 ) -> tuple[StateTable, _T]:
     """
     Open the table in `folder` and advance it; if the folder fails, use a spare table.
@@ -36,12 +39,13 @@ def open_advanced(
         folder: Where the table is kept.
         advance: Advances a table; called again with the spare one.
         idle_s: Idle time in seconds.
+        patience_s: Longest time to wait for another task that has the table; None: as long as that makes sense.
 
     Raises:
         DstlError: `advance` failed for a reason other than the local disk.
     """
     try:
-        advanced = _advanced(StateTable.open(Path(folder)), advance)
+        advanced = _advanced(StateTable.open(Path(folder), patience_s=patience_s), advance)
     except Exception as error:
         if not _is_local(error):
             raise

@@ -16,7 +16,8 @@ Only the holder removes a lock file. A process that locks a file which was remov
 
 A *follower* keeps a copy of another host's table near its newest checkpoint (`backend_client.standby`). It holds the
 first slot for moments only, and says so in the lock's file. A task that finds it waits, and asks for the slot in the
-same file; another task's slot it leaves alone.
+same file. For a slot that another task holds it waits as long as it would take to restore the table, at most: Spark has
+given that task up, and ends it within seconds.
 Only what is called as above is ever removed, and no link is followed: whatever `local_dir` is, the rest is not ours.
 """
 
@@ -47,15 +48,24 @@ _FOLLOWER = b"f"
 _WANTED = b"w"
 _FOLLOWER_MS_MAX = 2000
 """A task waits this long for a follower, which may be in the middle of a write that the task would have to repeat."""
+_TASK_S_MAX = 4.0
+"""Spark kills the Python of a task that it has given up within so many seconds; until then it may go on."""
+_RESTORED_BYTES_PER_S = 100 << 20
 _LOOK_S = 0.002
+_IN_USE_S = 60
+"""Nobody is waited for if a later slot was opened this short a time ago: he hangs, and batches go on there."""
 _KEY_GROUPS = re.compile(r"[0-9]{5}-[0-9]{5}")
 
 logger = logging.getLogger("backend_client")
 
 
-def free_slots(root: Path) -> Iterator[tuple[Path, int]]:
+def free_slots(root: Path, patience_s: float | None = None) -> Iterator[tuple[Path, int]]:
     """
     Yield slots of a folder, which is made, that nobody holds, each with its lock, which is the caller's to close.
+
+    Args:
+        root: The folder.
+        patience_s: Longest time to wait for a slot that somebody holds; None: as long as that makes sense.
 
     Raises:
         OSError: The folder cannot be written.
@@ -63,8 +73,9 @@ def free_slots(root: Path) -> Iterator[tuple[Path, int]]:
     for number in range(SLOTS_MAX):
         path = root / f"{number}.lock"
         lock = _taken(path)
-        if lock is None:
-            lock = _taken_over(path)
+        if lock is None and not _is_later_slot_in_use(root, number):
+            waits_s = _FOLLOWER_MS_MAX / 1000, _restored_in_s(root / str(number))
+            lock = _taken_over(path, *(wait_s if patience_s is None else min(wait_s, patience_s) for wait_s in waits_s))
         if lock is not None:
             yield root / str(number), lock
 
@@ -116,11 +127,30 @@ def is_wanted(lock: int) -> bool:
     return os.pread(lock, 1, 0) == _WANTED
 
 
-def _taken_over(path: Path) -> int | None:
-    """Take a lock that a follower holds as soon as it gives it up; None if another task holds it, or it never does."""
-    until = time.monotonic() + _FOLLOWER_MS_MAX / 1000
-    time.sleep(_LOOK_S)  # it may have taken the lock just now, and not said yet who it is
-    while _asked_for(path) and time.monotonic() < until:
+def _is_later_slot_in_use(root: Path, number: int) -> bool:
+    """Say whether a slot after this one was opened lately, and so has a table that is nearly as new."""
+    for later in range(number + 1, SLOTS_MAX):
+        with suppress(FileNotFoundError):
+            if _is_young((root / f"{later}.lock").stat(), _IN_USE_S):
+                return True
+    return False
+
+
+def _restored_in_s(slot: Path) -> float:
+    """Return how long it takes to restore a slot's table, at least; not more than `_TASK_S_MAX`."""
+    try:
+        with os.scandir(slot) as entries:
+            size_bytes = sum(entry.stat().st_size for entry in entries if entry.name.endswith(".sst"))
+    except OSError:  # it is being replaced
+        return 0.0
+    return min(size_bytes / _RESTORED_BYTES_PER_S, _TASK_S_MAX)
+
+
+def _taken_over(path: Path, follower_s: float, task_s: float) -> int | None:
+    """Take a lock as soon as a follower or a task gives it up, within so many seconds; None if it does not."""
+    begun_s = time.monotonic()
+    time.sleep(_LOOK_S)  # a follower may have taken the lock just now, and not said yet who it is
+    while time.monotonic() - begun_s < (follower_s if _asked_for(path) else task_s):
         time.sleep(_LOOK_S)
         lock = _taken(path)
         if lock is not None:

@@ -67,18 +67,18 @@ class StateTable:
         self.get: Callable[[bytes], bytes | None] = layered_reads.reader(self._table, self._journal)
 
     @classmethod
-    def open(cls, folder: str | os.PathLike[str], block_cache_bytes: int = 32 << 20) -> Self:
+    def open(cls, folder: str | os.PathLike[str], cache_bytes: int = 32 << 20, patience_s: float | None = None) -> Self:
         """
-        Open the first free slot in `folder`; a table that RocksDB cannot open is deleted and starts empty.
+        Open the first slot of `free_slots`; a table that RocksDB cannot open is deleted and starts empty.
 
         Raises:
             LocalDiskError: The folder cannot be written, or all slots are taken by running tasks.
         """
         root = Path(folder)
         try:
-            for slot, lock_fd in free_slots(root):
+            for slot, lock_fd in free_slots(root, patience_s):
                 try:
-                    return cls(slot, lock_fd, block_cache_bytes)
+                    return cls(slot, lock_fd, cache_bytes)
                 except HeldError:
                     os.close(lock_fd)
                 except BaseException:

@@ -11,6 +11,7 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
+import threading
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -228,7 +229,11 @@ def test_batch_waits_beyond_the_limits(
     undisturbed: Callable[[Run], tuple[Any, Any]],
     limit: dict[str, Any],
 ) -> None:
-    """After the longest stall, or beyond the bytes allowed, a batch waits for the table, and runs what waits."""
+    """
+    After the longest stall, or beyond the bytes allowed, a batch waits for the table, and runs what waits.
+
+    A query that waits so can be stopped.
+    """
     run = Run(spark, tmp_path, backend(**limit), totals, FILES)
     run.steady()
     run.stall(gate)
@@ -244,7 +249,13 @@ def test_batch_waits_beyond_the_limits(
         return False
 
     assert any(waits() for _ in range(20))
+    assert run.query is not None
+    stopping = threading.Thread(target=run.query.stop, daemon=True)
+    stopping.start()
+    stopping.join(30)
+    assert not stopping.is_alive()
     gate.open()
+    run.start(backend(**limit))
     assert run.batch().rows_waiting == 0
     assert run.end() == undisturbed(run)
 

@@ -112,6 +112,7 @@ def test_executors_are_known(spark: SparkSession) -> None:
 
     assert re.fullmatch(r"\S+:\d+", addresses)
     assert located.executors_at(spark, addresses) == []
+    assert located.executor_ids(spark) == frozenset()
     assert located.executors_at(spark, f"{addresses} elsewhere:1") is None
 
 

@@ -48,6 +48,7 @@ _CUT = "a task that reads from, or writes to, a host that is cut off gives up af
 _PEER = "with standby_replicas: executors learn this soon which ones can keep the second copy of their output"
 _REVIVE = "tasks that have waited long enough for their executor or host start this soon, not up to a second later"
 _FORK = "Python workers start in milliseconds, also after a loss; the package must be installed on all hosts"
+_KILL = "a task that is given up leaves its core and its table within 2 s instead of 4"
 _LOSS = "an executor that stops answering is lost after 5 s instead of 120 s; raise it if pauses of Java take longer"
 
 _SETTINGS = (
@@ -56,6 +57,7 @@ _SETTINGS = (
     RecommendedSetting("spark.locality.wait.node", "3s", _COPY),
     RecommendedSetting("spark.scheduler.revive.interval", "100ms", _REVIVE),
     RecommendedSetting("spark.python.daemon.module", "backend_client.spark.api.worker_daemon", _FORK),
+    RecommendedSetting("spark.python.task.killTimeout", "0s", _KILL),
     RecommendedSetting("spark.shuffle.io.retryWait", "0s", _READ),
     RecommendedSetting("spark.shuffle.io.maxRetries", "8", _READ),
     RecommendedSetting("spark.shuffle.io.connectionTimeout", "5s", _CUT),

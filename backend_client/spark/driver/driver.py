@@ -161,13 +161,17 @@ class BatchRunner:
         """Close when the query has ended, however it ends."""
 
         def wait() -> None:
-            await_end(query, self.output.stop_waiting)
+            await_end(query, self._stop_waiting)
             with suppress(DstlError):  # `stop` raises it, too; the next start publishes the rest
                 self.output.drain()
             with suppress(Exception):  # a stopped Spark has released everything
                 self.close()
 
         threading.Thread(target=wait, name="dstl-end-of-query", daemon=True).start()
+
+    def _stop_waiting(self) -> None:
+        self.output.stop_waiting()
+        self._failover.close()
 
     def __call__(self, frame: DataFrame, batch_id: int) -> None:
         """Execute one batch; returns only when its checkpoint exists."""

@@ -73,6 +73,7 @@ class Failover:
         self.max_parallelism = max_parallelism
         self.restoring = restoring
         self.known = {name: _Known(LossWindow(settings.max_lost_fraction)) for name in self.operators}
+        self._has_counted = False
 
     def begin(
         self,
@@ -92,17 +93,22 @@ class Failover:
             infos: The operators, with the batch's parallelism.
             at: The batch's time; None if no operator uses time.
             must_wait: Whether the batch is exact whatever the query's mode.
+
+        Raises:
+            UnavailableError: The query is being stopped while it waits.
         """
         now_s = time.monotonic()
         is_new = any(self.known[info.name].parallelism != info.parallelism for info in infos)
         is_exact = self.settings.failover == EXACT or must_wait or is_new
         stalled = [since_s for known in self.known.values() for since_s in known.stalled_since_s.values()]
+        self.restoring.keep({info.name: info.parallelism for info in infos})
         if must_wait or is_new or any(now_s - since_s >= self.settings.max_stall_s for since_s in stalled):
             self.restoring.wait()
         waiting, handling = waiting_of(latest), KEEP
         if not any(known.parallelism for known in self.known.values()):  # the first batch of this run
             handling = self.settings.lost_rows
-            self._count_earlier_losses(waiting, now_s)
+            if not self._has_counted:  # it may have to be tried again
+                self._count_earlier_losses(waiting, now_s)
         if handling == FORGET:
             waiting = {name: without_lost(entries) for name, entries in waiting.items()}
         replays = handling == REPLAY
@@ -110,12 +116,13 @@ class Failover:
 
     def _count_earlier_losses(self, waiting: Mapping[str, Waiting], now_s: float) -> None:
         """Count what an earlier run lost as lost now: when it was, and among how many rows, is not stored."""
+        self._has_counted = True
         for name, known in self.known.items():
             lost = sum(entry.rows for entry in waiting.get(companion_of(name), ()) if entry.is_lost)
             known.losses.add(now_s, 0, lost)
 
     def close(self) -> None:
-        """Begin no further restore."""
+        """Begin no further restore, and let no batch wait for one: the query is being stopped."""
         self.restoring.close()
 
     def columns_of(self, operator: str) -> str:

@@ -9,7 +9,9 @@ from __future__ import annotations
 
 import logging
 import threading
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
+
+from storage.errors import UnavailableError
 
 logger = logging.getLogger("backend_client")
 
@@ -48,13 +50,26 @@ class Restoring:
         with self._changed:
             return not self._is_closed and (operator, parallelism, partition) in self._wanted
 
+    def keep(self, parallelism: Mapping[str, int]) -> None:
+        """Forget the tables of operators that have another parallelism now: no batch will open them."""
+        with self._changed:
+            self._wanted = {table: None for table in self._wanted if parallelism.get(table[0]) == table[1]}
+            self._changed.notify_all()
+
     def wait(self) -> None:
-        """Wait until no table is being restored."""
+        """
+        Wait until no table is being restored.
+
+        Raises:
+            UnavailableError: The query is being stopped.
+        """
         with self._changed:
             self._changed.wait_for(lambda: self._is_closed or not self._wanted)
+            if self._wanted:
+                raise UnavailableError("the query ends while tables are being restored; rows that wait for them stay")
 
     def close(self) -> None:
-        """Begin no further restore."""
+        """Begin no further restore, and let nobody wait."""
         with self._changed:
             self._is_closed = True
             self._changed.notify_all()
@@ -69,6 +84,8 @@ class Restoring:
                     self._forget(operator, parallelism, restored)
                     if self._is_closed:
                         return
+                    if not self._is_any_wanted(operator, parallelism):
+                        break
             except Exception:
                 logger.warning(
                     "tables of operator %s could not be restored beside the batches", operator, exc_info=True
@@ -82,6 +99,10 @@ class Restoring:
             if table is None:
                 self._thread = None
             return table
+
+    def _is_any_wanted(self, operator: str, parallelism: int) -> bool:
+        with self._changed:
+            return any(table[:2] == (operator, parallelism) for table in self._wanted)
 
     def _forget(self, operator: str, parallelism: int, partitions: Iterable[int]) -> None:
         with self._changed:

@@ -23,7 +23,13 @@ from pyspark.sql import functions as F
 
 from backend_client.spark.failover.rehearsal import failing
 from backend_client.spark.places.seats import Executor, Seats, Takeover, locations, seated, takeover
-from backend_client.spark.private.located import executor_addresses, executor_location, executors_at, located
+from backend_client.spark.private.located import (
+    executor_addresses,
+    executor_ids,
+    executor_location,
+    executors_at,
+    located,
+)
 
 PARTITION_COLUMN = "__dstl_partition"
 """The column of a row's partition number, in anchors and in rows that are joined to them."""
@@ -51,7 +57,7 @@ class Hosts:
         self._spark = spark
         self._keeps_copies = keeps_copies
         self._lock = threading.Lock()
-        self._addresses = ""
+        self._seen: tuple[str, frozenset[str]] = ("", frozenset())
         self._executors: list[Executor] = []
         self._cold: list[Executor] = []
         self._seats: dict[int, Seats] = {}
@@ -201,18 +207,20 @@ class Hosts:
         return [executor for executor in cold if executor.host not in ran or count[executor.host] > 1]
 
     def _look(self) -> None:
-        addresses = executor_addresses(self._spark)
-        if addresses != self._addresses:
-            executors = executors_at(self._spark, addresses)
-            if executors is not None:  # else Spark has not recorded a new one yet; the next batch sees it
-                now = [Executor(*executor) for executor in executors]
-                known = [executor for executor in self._executors or now if executor not in self._cold]
-                new, before = [executor for executor in now if executor not in known], self._executors
-                # What has run on a host may have run on another executor that was there.
-                came = {executor.host for executor in new} - {executor.host for executor in before}
-                self._cold = [one for one in new if one.host not in came]
-                self._cold += self._not_used([one for one in new if one.host in came], now)
-                self._addresses, self._executors = addresses, now
+        addresses, ids = executor_addresses(self._spark), executor_ids(self._spark)
+        if (addresses, ids) == self._seen:
+            return
+        found = executors_at(self._spark, addresses)
+        # Else Spark has not recorded a new one yet, or a lost one whose address another has; the next batch sees it.
+        if found is not None and {executor for executor, _, _ in found} <= ids:
+            now, before = [Executor(*executor) for executor in found], self._executors
+            known = [executor for executor in before or now if executor not in self._cold]
+            new = [executor for executor in now if executor not in known]
+            # What has run on a host may have run on another executor that was there.
+            came = {executor.host for executor in new} - {executor.host for executor in before}
+            self._cold = [one for one in new if one.host not in came]
+            self._cold += self._not_used([one for one in new if one.host in came], now)
+            self._seen, self._executors = (addresses, ids), now
 
 
 def _pinned(rows: DataFrame, anchor: DataFrame) -> DataFrame:

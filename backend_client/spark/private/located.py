@@ -6,6 +6,8 @@ The rules of `session` hold here, too: nothing else uses these interfaces, and e
 
 from __future__ import annotations
 
+import logging
+import threading
 from collections.abc import Sequence
 from typing import Any
 
@@ -17,12 +19,21 @@ _INSTEAD = "leave partitions unpinned: spark.shuffle.reduceLocality.enabled=true
 _DRIVER = "driver"
 _RUNNING = "RUNNING"
 _TASKS_MAX = 100_000
+_KILLED_WITHIN_S = 0.5
+
+logger = logging.getLogger("backend_client")
 
 
 def executor_addresses(spark: SparkSession) -> str:
     """Return the addresses of the executors that are alive now, and of the driver, in one text."""
     with needed("SparkContext.getExecutorMemoryStatus", _INSTEAD):
         return str(java_session(spark).sparkContext().getExecutorMemoryStatus().keySet().mkString(" "))
+
+
+def executor_ids(spark: SparkSession) -> frozenset[str]:
+    """Return the ids of the executors that are there now; one that replaces another may have its address."""
+    with needed("SparkContext.getExecutorIds", _INSTEAD):
+        return frozenset(str(java_session(spark).sparkContext().getExecutorIds().mkString(" ")).split())
 
 
 def executors_at(spark: SparkSession, addresses: str) -> list[tuple[str, str, int]] | None:
@@ -57,11 +68,19 @@ def remove_executor(spark: SparkSession, executor: str, reason: str) -> None:
         context, jvm = java_session(spark).sparkContext(), jvm_of(spark)
         lost = jvm.org.apache.spark.scheduler.ExecutorProcessLost(reason, jvm.scala.Option.empty(), False)
         # First it is to be killed, as by Spark itself: nobody knows it afterwards. That order does not reach a host
-        # that is cut off, so the loss is declared, too.
-        try:
-            context.killAndReplaceExecutor(executor)
-        finally:  # the cluster manager may be cut off, too
-            context.schedulerBackend().removeExecutor(executor, lost)
+        # that is cut off, so the loss is declared, too. The cluster manager may be cut off as well, or be slow: Spark
+        # waits two minutes for its answer.
+        killing = threading.Thread(target=_kill, args=(context, executor), name="dstl-kill-executor", daemon=True)
+        killing.start()
+        killing.join(_KILLED_WITHIN_S)
+        context.schedulerBackend().removeExecutor(executor, lost)
+
+
+def _kill(context: Any, executor: str) -> None:
+    try:
+        context.killAndReplaceExecutor(executor)
+    except Exception:
+        logger.warning("executor %s could not be killed", executor, exc_info=True)
 
 
 def kill_tasks(spark: SparkSession, group: str, reason: str) -> int:

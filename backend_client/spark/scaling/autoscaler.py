@@ -43,6 +43,7 @@ class Autoscaler:
         self._query_id = query_id
         self._rescaling = rescaling
         self._parallelism: Mapping[str, int] = {}
+        self._rows_waited = False
         rule = self._rule()  # again for each batch: executors come and go
         self._autoscaling = None if rule is None else Autoscaling(rule)
 
@@ -61,7 +62,7 @@ class Autoscaler:
     def _request(self, autoscaling: Autoscaling, progress: BatchProgress) -> None:
         autoscaling.rule = self._rule() or autoscaling.rule
         before, self._parallelism = self._parallelism, self._rescaling.parallelism
-        is_changing = self._rescaling.is_changing or before != self._parallelism or progress.tries > 1
+        is_changing = self._rescaling.is_changing or before != self._parallelism or self._recovers(progress)
         wanted = autoscaling.after_batch(progress.total_ms, self._backlog(), self._parallelism, is_changing=is_changing)
         for operator, parallelism in wanted.items():
             logger.info(
@@ -74,6 +75,11 @@ class Autoscaler:
                 self._parallelism[operator],
             )
             self._rescaling.request(operator, parallelism)
+
+    def _recovers(self, progress: BatchProgress) -> bool:
+        """Return whether a batch was repeated, lacked tables, or ran what had waited for one."""
+        waited, self._rows_waited = self._rows_waited, progress.rows_waiting > 0
+        return progress.tries > 1 or waited or progress.rows_waiting > 0 or progress.rows_lost > 0
 
     def _backlog(self) -> float:
         """Return how many batches the sources held back when Spark planned the last finished batch."""

@@ -18,6 +18,7 @@ from backend_client.spark.failover.failover import BatchFailover, BatchMustWaitE
 from backend_client.spark.failover.restoring import Restoring
 from backend_client.spark.query import Operator
 from dstl_service.wire import REMOVED, ChangeSetRef, CheckpointInfo, CheckpointRef, OperatorInfo, RowsSetAside
+from storage.errors import UnavailableError
 from tests.waiting import wait_until
 
 INFO = OperatorInfo("op", 2, "{}", {}, kind="rows")
@@ -151,6 +152,27 @@ def test_restore_that_ended_within_a_batch_is_of_use_to_the_next() -> None:
     query.restores.may_end.set()
 
 
+def test_tables_of_another_parallelism_are_not_waited_for() -> None:
+    """The batch that changes the parallelism waits for no restore of a table that nothing will open any more."""
+    query = Query()
+    query.batch()
+    query.batch(stalled(0, rows=10), stalled(1, rows=10))
+    wait_until(lambda: query.restores.begun == [("op", 2, [0, 1])], what="the restore beside the batches")
+    query.info = replace(INFO, parallelism=3)
+    told = list[list[Patience | None]]()
+    beginning = threading.Thread(target=lambda: told.append(query.told(query.begin())), daemon=True)
+    beginning.start()
+    beginning.join(10)
+
+    assert told == [[WAITS, WAITS, WAITS]]
+    query.batch()
+    query.batch(stalled(2, rows=10))
+    query.restores.may_end.set()
+    query.failover.restoring.wait()
+    assert query.restores.begun == [("op", 2, [0, 1]), ("op", 3, [2])]
+    assert query.waiting[0].rows == 10
+
+
 def test_time_waits_with_the_rows() -> None:
     """I14: a batch without rows for a stalled partition is listed if something may be due in it, else it is not."""
     query = Query(TimeMode.EVENT)
@@ -226,12 +248,14 @@ def test_losses_stay_within_their_bound() -> None:
 
 
 def test_bound_holds_over_a_restart() -> None:
-    """I17: what an earlier run has lost counts against the bound of the next one."""
+    """I17: what an earlier run has lost counts against the bound of the next one, once."""
     earlier, query = (Query(failover="bounded-loss", max_lost_fraction=0.01) for _ in range(2))
     earlier.batch(ran(0, 1000), ran(1, 1000))
     earlier.batch(stalled(1, rows=10), ran(0, 0))
     query.latest = earlier.latest
-    query.batch(ran(0, 500), ran(1, 400))
+    query.begin()  # the first batch fails
+    query.batch(ran(0, 600), ran(1, 400))
+    query.batch(stalled(1, rows=1), ran(0, 99))
     with pytest.raises(BatchMustWaitError, match="1 rows of operator op would be lost"):
         query.batch(stalled(1, rows=1), ran(0, 0))
     for restores in (earlier.restores, query.restores):
@@ -249,6 +273,33 @@ def test_failed_restore_is_tried_again() -> None:
         restoring.request("op", 2, [1])
         restoring.wait()
         assert not restoring.is_running("op", 2, 1)
+
+
+def test_batch_that_waits_ends_with_its_query() -> None:
+    """Whoever stops a query does not wait for its tables, and no batch begins without them."""
+    query = Query()
+    query.batch()
+    query.batch(stalled(1, rows=5))
+    begun, errors = list[BatchFailover](), list[str]()
+
+    def begin() -> None:
+        try:
+            begun.append(query.begin(must_wait=True))
+        except UnavailableError as error:
+            errors.append(str(error))
+
+    beginning = threading.Thread(target=begin, daemon=True)
+    beginning.start()
+    beginning.join(0.2)
+    assert beginning.is_alive()
+    query.failover.close()
+    beginning.join(10)
+
+    assert (begun, errors) == (
+        [],
+        ["the query ends while tables are being restored; rows that wait for them stay"],
+    )
+    query.restores.may_end.set()
 
 
 def test_rows_of_a_renamed_operator_run() -> None:

@@ -20,7 +20,10 @@ class Application:
         self, monkeypatch: pytest.MonkeyPatch, *executors: tuple[str, str], keeps_copies: bool = True, cores: int = 1
     ) -> None:
         self.executors = list(executors)
-        monkeypatch.setattr(places, "executor_addresses", lambda _: str(self.executors))
+        self.ids: set[str] | None = None
+        """Of the executors that are there, if Spark has not recorded them all."""
+        monkeypatch.setattr(places, "executor_addresses", lambda _: str([host for _, host in self.executors]))
+        monkeypatch.setattr(places, "executor_ids", lambda _: frozenset(self.ids or dict(self.executors)))
         monkeypatch.setattr(places, "executors_at", lambda *_: [(*one, cores) for one in self.executors])
         spark: Any = None
         self.hosts = Hosts(spark, keeps_copies=keeps_copies)
@@ -56,6 +59,18 @@ def test_executor_in_place_of_a_lost_one_is_cold(monkeypatch: pytest.MonkeyPatch
     application.executors[1] = ("3", "b")
     assert application.places() == {"a", "c"}
     application.hosts.warmed(application.hosts.cold)
+    assert application.places() == {"a", "b", "c"}
+
+
+def test_executor_with_the_address_of_a_lost_one_is_seen(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Where ports are fixed, only its id tells a new executor; its partitions would go to any executor of two hosts."""
+    application = Application(monkeypatch, ("0", "a"), ("1", "b"), ("2", "c"))
+    application.places()
+    application.ids = {"0", "2", "3"}
+    assert application.places() == {"a", "b", "c"}, "Spark has not recorded who has the address"
+    application.executors[1] = ("3", "b")
+    assert application.places() == {"a", "c"}
+    application.hosts.warmed([Executor("3", "b", 1)])
     assert application.places() == {"a", "b", "c"}
 
 

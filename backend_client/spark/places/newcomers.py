@@ -88,7 +88,8 @@ class Newcomers:
                 hosts.frame_at((), cold).mapInArrow(_load, "loaded boolean").collect()
                 hosts.warmed(cold)
         except Exception as error:  # noqa: BLE001 - the next batch tries again
-            logger.warning("new executors could not be made ready, they run no partition yet: %s", error)
+            if not self._is_closed:
+                logger.warning("new executors could not be made ready, they run no partition yet: %s", error)
         for count, takeover in wanted.items():
             self._prepared([info.name for info in infos if info.parallelism == count], takeover)
             if not self._is_closed:

@@ -7,7 +7,10 @@ import this package is not to import PySpark; the names are resolved when they a
 
 from __future__ import annotations
 
+import os
 from typing import TYPE_CHECKING, Any
+
+import storage
 
 if TYPE_CHECKING:
     from backend_client.progress import BatchProgress as BatchProgress
@@ -18,7 +21,37 @@ if TYPE_CHECKING:
 __all__ = ["BatchProgress", "ChangelogStateBackend", "StateTester", "join_streams"]
 
 
+def _check_storage(found: str | None, own: str = __file__) -> None:
+    """
+    Check that the module ``storage`` is the one beside this package: the name is a likely one for a user's own module.
+
+    Raises:
+        ImportError: Another one is found first.
+    """
+    if found is None or os.path.realpath(os.path.join(found, *[os.pardir] * 2)) != os.path.realpath(
+        os.path.join(own, *[os.pardir] * 2)
+    ):
+        raise ImportError(
+            f"a module named storage, {found or 'a folder'}, hides the package storage that backend_client needs: "
+            "rename it, or take its folder off Python's path"
+        )
+
+
+_check_storage(storage.__file__)
+
+
 def __getattr__(name: str) -> Any:
+    try:
+        return _resolved(name)
+    except ModuleNotFoundError as error:
+        from storage.missing_packages import explained
+
+        if (text := explained(error)) is None:
+            raise
+        raise ModuleNotFoundError(text, name=error.name) from error
+
+
+def _resolved(name: str) -> Any:
     if name == "ChangelogStateBackend":
         from backend_client.spark.api.backend import ChangelogStateBackend
 

@@ -309,3 +309,14 @@ def _check_address(address: str) -> None:
         raise InvalidInputError("service must be an address without user and password; put the token into token_file")
     if not address.startswith(("unix:///", "http://", "https://")):
         raise InvalidInputError(f"service {address!r} must be unix:///path, http://host:port or https://host:port")
+    if not address.startswith("unix:///") and not _is_host_and_port(address):
+        raise InvalidInputError(f"service {address!r} must be a host and a port, without a path: http://host:port")
+
+
+def _is_host_and_port(address: str) -> bool:
+    try:
+        parts = urlsplit(address)
+        has_more = parts.path not in ("", "/") or parts.query or parts.fragment
+        return bool(parts.hostname) and parts.port != 0 and not has_more
+    except ValueError:  # the port is no number, or above 65535
+        return False

@@ -2,7 +2,7 @@
 
 import sys
 
-from dstl_service.cli import main
+from dstl_service.entry import main
 
 if __name__ == "__main__":
     sys.exit(main())

@@ -89,6 +89,9 @@ def create_app(
         description="Batches the state changelogs of all tasks of a host into shared objects and keeps checkpoints.",
         lifespan=lifespan,
         responses=RESPONSES,
+        # These pages run scripts of another host's, which could read every GET of a service without a token.
+        docs_url=None,
+        redoc_url=None,
     )
     for routes in (jobs, appends, links, checkpoints, restore, materializations, savepoints, forks):
         app.include_router(routes.router)

@@ -3,15 +3,21 @@
 from __future__ import annotations
 
 import argparse
+import os
+import sys
 from collections.abc import Sequence
+from contextlib import suppress
 
 from dstl_service import __version__
 from dstl_service.commands.checkpoints import fork, list_checkpoints, list_losses, savepoints, set_back
-from dstl_service.commands.common import complain
+from dstl_service.commands.common import UnwrittenOutputError, complain, end_output
 from dstl_service.commands.jobs import audit, delete, list_jobs, rescale, undelete
 from dstl_service.commands.repair import check, collect
 from storage.errors import DstlError
 from storage.validation import validate_name
+
+_INTERRUPTED, _UNREAD = 130, 141
+"""Exit codes as a shell has them for SIGINT and SIGPIPE."""
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -21,10 +27,24 @@ def main(arguments: Sequence[str] | None = None) -> int:
         if "job" in options:  # a longer path, such as that of a job's life, would show a job where none is
             validate_name("job", options.job)
         result: int = options.run(options)
+        end_output()
     except DstlError as error:
         complain(str(error))
         return 2
+    except KeyboardInterrupt:
+        return _INTERRUPTED
+    except UnwrittenOutputError as error:
+        return _unwritten(error.reason)
     return result
+
+
+def _unwritten(error: OSError) -> int:
+    """Return the exit code where the output cannot be written, and keep Python from trying again at its end."""
+    if not isinstance(error, BrokenPipeError):  # whose reader, such as `head`, has enough
+        complain(f"the output cannot be written: {error.strerror or error}")
+    with suppress(OSError, ValueError):
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+    return _UNREAD if isinstance(error, BrokenPipeError) else 2
 
 
 def _serve(options: argparse.Namespace) -> int:
@@ -58,7 +78,14 @@ def _parser() -> argparse.ArgumentParser:
     run.set_defaults(run=_serve)
     jobs = commands.add_parser("jobs", parents=[common], help="list the jobs of a storage")
     jobs.set_defaults(run=list_jobs)
-    listing = commands.add_parser("checkpoints", parents=[common], help="list a job's checkpoints")
+    listing = commands.add_parser(
+        "checkpoints",
+        parents=[common],
+        help="list a job's checkpoints",
+        description="List a job's checkpoints, oldest first, one per line: name, kind, epoch, time, number of segments "
+        "and their bytes, what was published, set aside, renamed or removed, and the offsets of the sources. --json "
+        "names the columns.",
+    )
     listing.add_argument("--json", action="store_true", help="one JSON document per line")
     listing.add_argument("job")
     listing.set_defaults(run=list_checkpoints)

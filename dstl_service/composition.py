@@ -39,6 +39,7 @@ from dstl_service.peers.calls import PeerCalls
 from dstl_service.peers.client import PeerClient
 from dstl_service.process.fair_slots import FairSlots
 from dstl_service.process.job_threads import NO_JOB, JobThreads, RunInThread
+from dstl_service.process.shared_check import SharedCheck
 from dstl_service.registry.job_store import JobStore
 from dstl_service.restore.download_cache import DownloadCache
 from dstl_service.restore.read_ahead import ReadAhead
@@ -80,6 +81,7 @@ class Parts:
         notes: Parses the notes in requests.
         upload_threads: Run upload attempts.
         downloads: Downloads of immutable objects, on disk.
+        probe: Tries whether the storage can be written.
     """
 
     service_id: str
@@ -101,6 +103,7 @@ class Parts:
     notes: NoteReader
     upload_threads: ThreadPerCall
     downloads: DownloadCache
+    probe: SharedCheck
 
     @property
     def is_busy(self) -> bool:
@@ -109,12 +112,12 @@ class Parts:
 
     async def check_storage(self) -> None:
         """
-        Write and delete a probe object.
+        Write and delete a probe object, at most once a second.
 
         Raises:
             DstlError: The storage cannot be written; the message says what to do.
         """
-        await self.io_threads.run(NO_JOB, self.store.check_writable)
+        await self.probe.ask()
 
     async def close(self) -> None:
         """Stop, wait for uploads within their share of `shutdown_timeout_s`, and release the threads."""
@@ -231,6 +234,7 @@ def compose(settings: ServiceSettings, store: ObjectStore, clock: Clock, ids: Id
         notes=notes,
         upload_threads=upload_threads,
         downloads=downloads,
+        probe=SharedCheck(partial(in_thread, NO_JOB, store.check_writable), clock),
     )
 
 

@@ -9,6 +9,7 @@ Layers, lowest first; a module imports only from lines above its own:
     model, retry_policy              values and decisions, no I/O
     segment_format                   segment objects as bytes, no I/O
     object_store                     the contract of a store
+    local_files, mounts              files on disks, and where disks are mounted
     memory_store, local_store,
     s3_store                         the stores; s3_store alone imports boto3
     segment_reader, open, testing    reading back, opening by URL, doubles for tests

@@ -5,6 +5,9 @@ An object is written to a temporary file in `.tmp` of the same base, flushed to 
 `link` (create if absent, atomic on every POSIX file system) or by `rename` (replace). Then the folder that names it is
 flushed as well, and every new folder above it, so that an acknowledged object survives a loss of power (I5).
 
+If the folder's disk is unmounted, what is below the mount point is not this store: nothing is acknowledged, and nothing
+counts as absent (I11), until it is mounted again.
+
 Files that a crash leaves in `.tmp` are never listed and only take space; `remove_leftovers` deletes them.
 An empty folder may be removed at any time: a `put` that needs it makes it again.
 """
@@ -22,8 +25,9 @@ from typing import TypeVar
 
 from storage.clock import Clock, IdSource, SystemClock, SystemIds
 from storage.errors import DstlError, InvalidInputError, NotFoundError, UnavailableError
+from storage.local_files import flush_folder, link, read_at, write_file
 from storage.model import ObjectInfo
-from storage.mounts import check_folder
+from storage.mounts import check_folder, check_mounted, mount_point_of
 from storage.object_store import (
     ObjectData,
     buffers_of,
@@ -40,7 +44,6 @@ _Result = TypeVar("_Result")
 _TEMPORARY_FOLDER = ".tmp"
 _TEMPORARY_NAME = re.compile(r"[0-9a-f]{32}")  # a unique id; files with other names were not made here
 _FOLDER_TRIES = 10
-_BUFFERS_PER_WRITE_MAX = 1024  # IOV_MAX of Linux.
 
 _ADVICE = {
     errno.ENOSPC: "no space is left on the device; free some space or enlarge it",
@@ -88,6 +91,7 @@ class LocalStore:
             os.makedirs(parent, exist_ok=True)
             self._make_folder(self._base)
             self._make_folder(self._temporary)
+        self._mount_point = mount_point_of(self._base)
 
     @property
     def url(self) -> str:
@@ -97,29 +101,31 @@ class LocalStore:
     def put(self, key: str, data: ObjectData, *, if_absent: bool = False) -> None:
         """Write a temporary file, flush it, give it its name, flush the folder."""
         target = self._path(key)
+        check_mounted(self._mount_point)
         with _translated(key, "write"):
             self._make_folder(self._temporary)
             self._make_folder(os.path.dirname(target))
             temporary = os.path.join(self._temporary, self._ids.unique_id())
             try:
-                _write_file(temporary, buffers_of(data))
+                write_file(temporary, buffers_of(data))
                 is_new = self._name(temporary, target, if_absent=if_absent)
             finally:
                 with suppress(OSError):
                     os.unlink(temporary)
             # Also for an existing object, on which the caller relies: the put that made it may have died before this.
-            _flush_folder(os.path.dirname(target))
+            flush_folder(os.path.dirname(target))
             if not is_new:
                 check_refused_put(self, key, data)
+        check_mounted(self._mount_point)
 
     def get(self, key: str) -> bytes:
         """Read a file."""
-        return self._read(key, lambda file: _read_at(file, 0, os.fstat(file).st_size))
+        return self._read(key, lambda file: read_at(file, 0, os.fstat(file).st_size))
 
     def get_range(self, key: str, offset: int, size: int) -> bytes:
         """Read a part of a file."""
         validate_range(offset, size)
-        return check_range_size(key, self._read(key, lambda file: _read_at(file, offset, size)), offset, size)
+        return check_range_size(key, self._read(key, lambda file: read_at(file, offset, size)), offset, size)
 
     def head(self, key: str) -> ObjectInfo:
         """Describe a file, which is opened: a mounted file system may tell of a deleted one from its cache else."""
@@ -141,7 +147,8 @@ class LocalStore:
                 folders[os.path.dirname(path)] = key
         for folder, key in folders.items():
             with suppress(NotFoundError), _translated(key, "delete"):
-                _flush_folder(folder)
+                flush_folder(folder)
+        check_mounted(self._mount_point)
 
     def check_writable(self) -> None:
         """Check how the folder is mounted, and try all operations, hard links among them."""
@@ -190,7 +197,7 @@ class LocalStore:
         for _ in range(_FOLDER_TRIES):
             with suppress(FileNotFoundError):
                 if if_absent:
-                    return _link(temporary, target)
+                    return link(temporary, target)
                 os.rename(temporary, target)
                 return True
             self._make_folder(os.path.dirname(target))
@@ -201,14 +208,18 @@ class LocalStore:
 
     def _read(self, key: str, read: Callable[[int], _Result]) -> _Result:
         path = self._path(key)
-        with _translated(key, "read"):
-            file = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
-            try:
-                if not stat.S_ISREG(os.fstat(file).st_mode):
-                    raise _not_found(key)
-                return read(file)
-            finally:
-                os.close(file)
+        try:
+            with _translated(key, "read"):
+                file = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+                try:
+                    if not stat.S_ISREG(os.fstat(file).st_mode):
+                        raise _not_found(key)
+                    return read(file)
+                finally:
+                    os.close(file)
+        except NotFoundError:
+            check_mounted(self._mount_point)
+            raise
 
     def _make_folder(self, folder: str) -> None:
         """Make a folder and its parents up to the base, and flush each new name to the device."""
@@ -220,7 +231,7 @@ class LocalStore:
         with suppress(FileExistsError):
             os.mkdir(folder)
         # An existing folder may just have been made by a process that has not flushed it yet.
-        _flush_folder(parent)
+        flush_folder(parent)
         self._durable.add(folder)
 
     def _walk(self, folder: str, prefix: str, start_after: str) -> Iterator[ObjectInfo]:
@@ -246,78 +257,17 @@ class LocalStore:
         """Return a folder's entries in the order of keys: a folder's name sorts with its '/'."""
         try:
             with os.scandir(os.path.join(self._base, folder)) as found:
-                return sorted(
+                names = sorted(
                     f"{item.name}/" if item.is_dir(follow_symlinks=False) else item.name
                     for item in found
                     if not item.name.startswith(".")
                 )
         except (FileNotFoundError, NotADirectoryError):
-            return ()
+            names = []
         except OSError as error:
             raise _translate(error, folder or self._base, "list") from error
-
-
-def _write_file(path: str, buffers: Sequence[memoryview]) -> None:
-    """Create a file, write the buffers, flush it to the device and close it; an error of any step is raised."""
-    file = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o644)
-    try:
-        for first in range(0, len(buffers), _BUFFERS_PER_WRITE_MAX):
-            _write_all(file, buffers[first : first + _BUFFERS_PER_WRITE_MAX])
-        os.fsync(file)
-    except BaseException:
-        with suppress(OSError):
-            os.close(file)
-        raise
-    os.close(file)
-
-
-def _write_all(file: int, buffers: Sequence[memoryview]) -> None:
-    pending = list(buffers)
-    while pending:
-        written = os.writev(file, pending)
-        done = 0
-        while done < len(pending) and written >= len(pending[done]):
-            written -= len(pending[done])
-            done += 1
-        del pending[:done]
-        if written:
-            pending[0] = pending[0][written:]
-
-
-def _read_at(file: int, offset: int, size: int) -> bytes:
-    """Read `size` bytes, or fewer at the end of the file."""
-    chunks = []
-    while size > 0:
-        chunk = os.pread(file, size, offset)
-        if not chunk:
-            break
-        chunks.append(chunk)
-        offset += len(chunk)
-        size -= len(chunk)
-    return chunks[0] if len(chunks) == 1 else b"".join(chunks)
-
-
-def _link(source: str, target: str) -> bool:
-    """Give a file a second name; return whether the name was free."""
-    try:
-        os.link(source, target)
-    except FileExistsError:
-        if os.path.isdir(target):
-            raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR), target) from None
-        return False
-    return True
-
-
-def _flush_folder(folder: str) -> None:
-    file = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
-    try:
-        os.fsync(file)
-    except OSError as error:
-        # Some mounted file systems cannot flush folders; their names are durable at once or never.
-        if error.errno not in (errno.EINVAL, errno.ENOTSUP):
-            raise
-    finally:
-        os.close(file)
+        check_mounted(self._mount_point)
+        return names
 
 
 def _describe(key: str, info: os.stat_result) -> ObjectInfo:

@@ -10,7 +10,7 @@ from __future__ import annotations
 import logging
 import os
 
-from storage.errors import InvalidInputError
+from storage.errors import InvalidInputError, UnavailableError
 
 logger = logging.getLogger("storage")
 
@@ -77,3 +77,33 @@ def problem_of(mounts: str, device: str) -> str:
         if not options & _FRESH:
             return "its NFS mount caches which names do not exist; mount it with `lookupcache=positive`"
     return ""
+
+
+def mount_point_of(folder: str) -> str | None:
+    """Return where the file system of a folder is mounted; None for that of the root, which is always there."""
+    place = os.path.realpath(folder)
+    while place != os.path.sep and not is_mount_point(place):
+        place = os.path.dirname(place)
+    return None if place == os.path.sep else place
+
+
+def is_mount_point(place: str) -> bool:
+    """Say whether a path without links, other than the root, is on another disk than its parent. Two system calls."""
+    try:  # with the dot, an automounter mounts it
+        return os.stat(os.path.join(place, ".")).st_dev != os.stat(os.path.dirname(place)).st_dev
+    except OSError:
+        return False
+
+
+def check_mounted(mount_point: str | None) -> None:
+    """
+    Return if a file system is mounted where one was.
+
+    Args:
+        mount_point: What `mount_point_of` returned.
+
+    Raises:
+        UnavailableError: It was unmounted; what is there now is a folder of another disk.
+    """
+    if mount_point is not None and not is_mount_point(mount_point):
+        raise UnavailableError(f"nothing is mounted on {mount_point} any more; mount the storage's disk again")

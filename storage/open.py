@@ -56,7 +56,7 @@ def _s3_store_class() -> Callable[..., ObjectStore]:
     try:
         from storage.s3_store import S3Store
     except ImportError as error:
-        raise InvalidInputError("S3 stores need boto3; install it: pip install 'dstl[service]'") from error
+        raise InvalidInputError("S3 stores need boto3; install it: pip install 'boto3>=1.36'") from error
     return S3Store
 
 

@@ -51,6 +51,7 @@ _ENDPOINT_VARIABLES = ("AWS_ENDPOINT_URL_S3", "AWS_ENDPOINT_URL")
 # Codes come first; an unknown code falls back on its status, an unknown status on its hundred.
 _ERRORS: Mapping[str, tuple[type[DstlError], str]] = {
     "NoSuchKey": (NotFoundError, "the object does not exist"),
+    "NotFound": (NotFoundError, "the object does not exist"),
     "NoSuchBucket": (UnavailableError, "the bucket does not exist; create it, or correct the URL"),
     "PermanentRedirect": (UnavailableError, "the bucket is in another region; set the option region"),
     "AuthorizationHeaderMalformed": (UnavailableError, "the bucket is in another region; set the option region"),
@@ -81,6 +82,7 @@ _ERRORS: Mapping[str, tuple[type[DstlError], str]] = {
 
 _REFUSED = ("409", "412")
 _FOREIGN = "the answer is not that of an S3 server; check the endpoint"
+_UNHEARD_OF = "the server answered 404 with a code that is not about the object; check credentials and endpoint"
 _LOOK_UP = "look up"
 """The verb of HEAD, whose answers have no body, and so no code."""
 
@@ -327,8 +329,9 @@ class S3Store:
     def _error(self, verb: str, key: str, code: str, status: str) -> DstlError:
         found = _ERRORS.get(code) or _ERRORS.get(status) or _ERRORS.get(f"{status[:1]}xx")
         error_class, advice = found or (InternalError, "unexpected answer of the server")
-        if status == "404" and code in ("", status) and verb != _LOOK_UP:
-            error_class, advice = UnavailableError, _FOREIGN
+        # Deletions rely on absence (I11): some servers answer 404 to an unknown user, too.
+        if status == "404" and (code == status or code not in _ERRORS) and verb != _LOOK_UP:
+            error_class, advice = UnavailableError, _FOREIGN if code in ("", status) else _UNHEARD_OF
         message = f"cannot {verb} {key or self.url}: {advice}"
         return error_class(message, key=key, store=self.url, code=code, status=status)
 

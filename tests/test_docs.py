@@ -17,6 +17,7 @@ from pathlib import Path
 
 import pytest
 
+from backend_client.service.launcher import AutoStartedSidecar
 from dstl_service import cli
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -241,6 +242,32 @@ def test_rule_finds_defect(rule: Callable[[str, str], Iterator[str]], text: str)
 def test_rules_accept_what_exists(text: str) -> None:
     """No rule reports an existing name, or a name outside this project."""
     assert [defect for rule in RULES for defect in rule("README.md", text)] == []
+
+
+def test_nobody_is_told_to_install_a_package_of_others() -> None:
+    """The package index has another project under this one's name, so no text and no error asks for it there."""
+    texts = [name for name in tracked_files() - {"tests/test_docs.py"} if name.endswith((".md", ".py", ".toml"))]
+    asked = re.compile(r"pip install[^`\n]*[\"' ]dstl\b(?!-)")
+    found = [f"{name}: {match}" for name in texts for match in asked.findall(text_of(name))]
+
+    assert found == ["README.md: pip install dstl"]  # what never to do
+
+
+def test_nobody_is_told_to_kill_by_an_old_process_id() -> None:
+    """A file with a process id outlives the process, and its number is given to others."""
+    found = [name for name in documents() if re.search(r"kill[^`\n]*\$\(cat [^`\n]*\.pid", text_of(name))]
+
+    assert found == []
+
+
+def test_auto_started_sidecars_are_ended_as_documented() -> None:
+    """The pattern by which an upgrade ends them is that of the command line that starts them."""
+    pattern = re.search(r"pkill -u [^`]* -f '([^']+)'", text_of("docs/operations.md"))
+    assert pattern is not None
+    sidecar = AutoStartedSidecar("file:///state", "/tmp/dstl-0", 600)
+
+    assert re.search(pattern[1], " ".join(sidecar.command()))
+    assert not re.search(pattern[1], "python -m dstl_service serve --storage file:///state --socket /run/dstl.sock")
 
 
 def test_every_decision_is_in_the_index() -> None:

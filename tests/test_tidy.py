@@ -73,6 +73,7 @@ LAYERS: dict[str, tuple[str, ...]] = {
         "app",
         "commands",
         "cli",
+        "entry",
         "__main__",
     ),
     "backend_client": (

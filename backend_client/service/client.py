@@ -25,8 +25,9 @@ from typing import Any
 from urllib.parse import urlencode, urlsplit
 
 from backend_client.service.deadline import Deadline
+from backend_client.service.refusals import error_of, retry_after_s
 from dstl_service.wire import ChangeSetRef, CheckpointRef, LogTarget, PersistRequest, ReadRequest, decode_frames
-from storage.errors import DstlError, InternalError, InvalidInputError, UnavailableError, error_from_dict
+from storage.errors import DstlError, InternalError, InvalidInputError, UnavailableError
 from storage.key_groups import KeyGroupRange
 from storage.private_folder import OWN, Trust, user_name
 from storage.unix_peer import peer_uid
@@ -34,7 +35,6 @@ from storage.unix_peer import peer_uid
 _RETRY_STATUSES = frozenset({429, 503})
 _UNAUTHORIZED = 401
 _BROKEN = (OSError, http.client.HTTPException)
-_RETRY_AFTER_MAX_S = 60
 _LAST_TRY_S = 1.0
 """Minimum timeout of a request, even after its patience is over."""
 _SIGN_OF_LIFE_S = 5.0
@@ -241,7 +241,7 @@ class ServiceClient:
             asked_s = 0
             try:
                 response = self._send(method, path, body, deadline)
-                reported = _error_of(response) if response.status >= 300 else None
+                reported = error_of(response, self.address) if response.status >= 300 else None
             except ssl.SSLCertVerificationError as error:
                 self.close()
                 raise InvalidInputError(
@@ -263,7 +263,7 @@ class ServiceClient:
                     continue
                 if response.status not in _RETRY_STATUSES or deadline.left_s <= 0:
                     raise reported
-                asked_s = _retry_after_s(response)
+                asked_s = retry_after_s(response)
             # Many tasks get the same refusal at once; jitter keeps them from retrying together.
             pause_s_now = max(pause_s * random.uniform(0.5, 1.5), asked_s * random.uniform(1.0, 1.3))
             time.sleep(max(0.0, min(pause_s_now, deadline.left_s)))
@@ -334,17 +334,3 @@ class ServiceClient:
         raise InvalidInputError(
             f"service address {self.address!r} must be unix:///path, http://host:port or https://host:port"
         )
-
-
-def _retry_after_s(response: http.client.HTTPResponse) -> int:
-    """Return the service's retry-after in seconds, capped; 0 if it is missing or not in seconds."""
-    text = response.getheader("retry-after", "")
-    return min(int(text), _RETRY_AFTER_MAX_S) if text.isascii() and text.isdigit() else 0
-
-
-def _error_of(response: http.client.HTTPResponse) -> DstlError:
-    data = response.read()
-    try:
-        return error_from_dict(json.loads(data))
-    except (ValueError, AttributeError):
-        return InternalError(f"the service answered {response.status}: {data[:200]!r}")

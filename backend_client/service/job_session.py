@@ -298,6 +298,8 @@ def _token(settings: BackendSettings) -> str | None:
         with open(path, encoding="utf-8") as file:
             _warn_if_readable(path, os.fstat(file.fileno()).st_mode)
             return parse_tokens(file.read())[0]
+    except InvalidInputError as error:
+        raise InvalidInputError(f"token_file {path}: {error}") from None
     except OSError as error:
         raise InvalidInputError(
             f"token_file {path} cannot be read: {error.strerror}; it must be readable by the tasks on every host"

@@ -122,16 +122,19 @@ class AutoStartedSidecar:
         """
         check_folder(self.folder, self.trust)
 
-    def _start(self) -> None:
+    def command(self) -> list[str]:
+        """Return its command line."""
         command = [sys.executable, "-m", "dstl_service", "serve", "--storage", self.storage]
         command += ["--socket", self.socket_path, "--idle-exit-s", str(self.idle_exit_s)]
         command += ["--log-file", self.log_path]  # it opens the log itself, because it rotates it
         command += ["--config", self.config_file] if self.config_file else []
         uids = ",".join(str(uid) for uid in sorted(self.trust.uids))
-        command += ["--set", f"trusted_uids={uids}", "--set", f"trusted_dir={self.trust.folder}"]
+        return [*command, "--set", f"trusted_uids={uids}", "--set", f"trusted_dir={self.trust.folder}"]
+
+    def _start(self) -> None:
         environment = {**os.environ, "PYTHONPATH": os.pathsep.join(path for path in sys.path if path)}
         try:
-            pid = run_detached(command, environment, self._path("log"))
+            pid = run_detached(self.command(), environment, self._path("log"))
             self._path("pid").write_text(f"{pid}\n", encoding="utf-8")
         except subprocess.CalledProcessError as error:
             raise self._not_started(f"the shell that starts it ended with {error.returncode}") from error

@@ -54,8 +54,6 @@ ROUTES: Mapping[tuple[str, str], tuple[Right, ...]] = {
     ("GET", "/health"): (Right.NONE,),
     ("GET", "/ready"): (Right.KNOWN,),
     ("GET", "/openapi.json"): (Right.KNOWN,),
-    ("GET", "/docs"): (Right.KNOWN,),
-    ("GET", "/redoc"): (Right.KNOWN,),
     ("GET", "/metrics"): (Right.LOOK,),
     ("GET", "/v1/info"): (Right.LOOK,),
     ("GET", _JOB): (Right.LOOK,),

@@ -5,6 +5,9 @@ from __future__ import annotations
 import argparse
 import os
 import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import TextIO
 from urllib.parse import unquote, urlsplit
 
 from dstl_service.access.audit import AuditTrail
@@ -45,7 +48,7 @@ def open_existing(settings: ServiceSettings) -> ObjectStore:
         NotFoundError: It is a folder that does not exist; opening it would make it, and show that it has no job.
     """
     parts = urlsplit(settings.storage)
-    if parts.scheme == "file" and not os.path.isdir(unquote(parts.path)):
+    if parts.scheme == "file" and parts.netloc in ("", "localhost") and not os.path.isdir(unquote(parts.path)):
         raise NotFoundError(f"there is no folder {unquote(parts.path)}; check --storage {settings.storage}")
     return open_store(settings.storage, **settings.store_options())
 
@@ -68,9 +71,37 @@ def deletions_of(store: ObjectStore) -> Deletions:
     return Deletions(store, SystemClock(), SystemIds())
 
 
+class UnwrittenOutputError(Exception):
+    """The standard output takes no more: its reader has ended, or its disk is full."""
+
+    def __init__(self, reason: OSError) -> None:
+        super().__init__(str(reason))
+        self.reason = reason
+
+
+@contextmanager
+def _output() -> Iterator[TextIO]:
+    try:
+        yield sys.stdout
+    except OSError as error:
+        raise UnwrittenOutputError(error) from error
+
+
 def say(*lines: str) -> None:
-    """Print lines; what they take from the store cannot control the terminal, see `printable`."""
-    sys.stdout.writelines(f"{printable(line)}\n" for line in lines)
+    """
+    Print lines; what they take from the store cannot control the terminal, see `printable`.
+
+    Raises:
+        UnwrittenOutputError: They cannot be written.
+    """
+    with _output() as output:
+        output.writelines(f"{printable(line)}\n" for line in lines)
+
+
+def end_output() -> None:
+    """Write what is still buffered; raise like `say`."""
+    with _output() as output:
+        output.flush()
 
 
 def complain(text: str) -> None:

@@ -68,7 +68,12 @@ class AccessMiddleware:
     def _refused(self, scope: Scope, headers: dict[bytes, bytes]) -> Response | None:
         """Return the answer to a refused request; else None, with the caller's identity in the scope."""
         page = refusal(
-            scope["method"], headers.get(b"host"), headers.get(b"origin"), headers.get(b"content-type"), self._hosts
+            scope["method"],
+            headers.get(b"host"),
+            headers.get(b"origin"),
+            headers.get(b"content-type"),
+            self._hosts,
+            headers.get(b"sec-fetch-site"),
         )
         if page is not None:
             status, error = page

@@ -17,7 +17,12 @@ _PAGE_TYPES = (b"text/plain", b"application/x-www-form-urlencoded", b"multipart/
 
 
 def refusal(
-    method: str, host: bytes | None, origin: bytes | None, content_type: bytes | None, hosts: frozenset[str] | None
+    method: str,
+    host: bytes | None,
+    origin: bytes | None,
+    content_type: bytes | None,
+    hosts: frozenset[str] | None,
+    fetch_site: bytes | None = None,
 ) -> tuple[int, InvalidInputError | UnauthorizedError] | None:
     """
     Return status and error for a request that a web page may have sent; None for any other.
@@ -28,9 +33,12 @@ def refusal(
         origin: Its ``Origin`` header; only browsers send one.
         content_type: Its ``Content-Type`` header, or None.
         hosts: Accepted host names; None accepts any, for a Unix socket or where a token is needed.
+        fetch_site: Its ``Sec-Fetch-Site`` header; only browsers send one, also with a page's GET, which has no origin.
     """
     if origin is not None:
         return 403, UnauthorizedError("requests of web pages are refused: this one has an Origin header; send none")
+    if fetch_site is not None and fetch_site != b"none":  # none: somebody typed the address
+        return 403, UnauthorizedError("requests of web pages are refused: this one has Sec-Fetch-Site; send none")
     if hosts is not None and host is not None and host_name(host) not in hosts:
         return 403, UnauthorizedError(
             "the Host header names none of this service's hosts; if the name is right, add it to the setting "

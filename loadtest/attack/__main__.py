@@ -18,7 +18,7 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
 
-from loadtest.attack import bodies, forged, hung, links, pages, paths, slow, smuggling, tokens, users, values
+from loadtest.attack import bodies, forged, forks, hung, links, pages, paths, slow, smuggling, tokens, users, values
 from loadtest.attack.case import Case, Result, judge
 from loadtest.attack.other_user import IS_ROOT
 from loadtest.attack.target import Attacked
@@ -52,7 +52,8 @@ def run(only: str = "", *, is_short: bool = False) -> Iterator[Result]:
     def wanted(cases: Sequence[Case]) -> list[Case]:
         return [case for case in cases if only in case.group and (case.is_short or not is_short)]
 
-    opened = [*smuggling.cases(), *paths.cases(), *values.cases(), *pages.cases(), *forged.cases(), *bodies.cases()]
+    opened = [*smuggling.cases(), *paths.cases(), *values.cases(), *pages.cases(), *forged.cases(), *forks.cases()]
+    opened += bodies.cases()
     opened, of_users = wanted(opened), wanted(users.cases())
     guarded, peers = wanted([*tokens.cases(), *hung.cases()]), wanted(hung.of_known_peers())
     many, waiting, crowded = wanted(slow.alone()), wanted(slow.together()), wanted(slow.out_of_files())

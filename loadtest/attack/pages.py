@@ -36,6 +36,8 @@ def cases() -> list[Case]:
     found += [_case(f"host {host!r}: collect", "POST", _COLLECT, plain, host) for host in _HOSTS[:3]]
     found += [_case(f"origin {origin}: collect", "POST", _COLLECT, {"origin": origin, **plain}) for origin in _ORIGINS]
     found += [_case(f"origin {origin}: read", "GET", "/v1/info", {"origin": origin}) for origin in _ORIGINS[:2]]
+    image = {"sec-fetch-site": "cross-site", "sec-fetch-mode": "no-cors", "sec-fetch-dest": "image"}
+    found += [_case(f"image: {path}", "GET", path, image) for path in ("/ready", "/metrics", "/v1/jobs/neighbour")]
     asked = {"origin": "https://attacker.example", "access-control-request-method": "POST"}
     found.append(_case("may a page post?", "OPTIONS", "/v1/jobs/neighbour/epochs", asked))
     form = {"origin": "https://attacker.example", "content-type": "application/x-www-form-urlencoded"}

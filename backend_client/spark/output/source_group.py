@@ -92,7 +92,7 @@ class GroupPlan:
             from backend_client.sources.consumer_group import ConsumerGroup  # confluent-kafka is optional
         except ImportError as error:
             raise InvalidInputError(
-                'the option consumerGroup needs confluent-kafka: pip install "dstl[kafka]"'
+                "the option consumerGroup needs confluent-kafka on the driver: pip install 'confluent-kafka>=2.10'"
             ) from error
         groups = [ConsumerGroup(self.group, cluster.connection, job) for cluster in self.clusters]
         return [BackgroundCommits(f"consumer group {self.group!r}", group.commit) for group in groups]

@@ -94,7 +94,8 @@ def _check_checkpoint(query: Query, log: CheckpointLog, latest: CheckpointInfo |
     check_idle_ticks(latest.offsets if latest else log.offsets(0), settings.idle_timers, job)
     if latest is None:
         newest = log.newest()  # Spark deletes old entries: batch 1 may be gone
-        if query_id is not None and newest is not None and newest > 0:
+        # The first batch may have been planned, but not committed: each batch was in a checkpoint before.
+        if query_id is not None and newest is not None and (newest > 0 or log.committed() is not None):
             raise InvalidInputError(
                 f"the Spark checkpoint {location} already has batches, but job {job!r} has no state in "
                 f"{settings.storage}: use a new checkpointLocation, or the storage and job name that it belongs to"

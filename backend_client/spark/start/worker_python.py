@@ -100,5 +100,5 @@ def _remedy() -> str:
     chosen = os.environ.get("PYSPARK_PYTHON")
     return (
         f"Before the session starts, set PYSPARK_PYTHON (now {chosen or 'not set'}) to an interpreter that exists on "
-        "every host and has the driver's packages, or install them there: pip install 'dstl[spark,service]'"
+        "every host and has the driver's packages, or install them there as for the driver, from a checkout or a wheel"
     )

@@ -93,6 +93,16 @@ def test_wrong_credentials_are_said_without_them(bucket: str, monkeypatch: pytes
     assert "very-secret-thing" not in f"{caught.value!r} {caught.value} {store!r} {caught.value.to_dict()}"
 
 
+def test_unknown_user_is_not_told_that_nothing_is_there(bucket: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """I11: to an access key that the server does not know, which it answers with 404, no object is absent."""
+    open_store(f"s3://{bucket}").put("a", b"there")
+    monkeypatch.setenv("AWS_ACCESS_KEY_ID", "nobody-knows-it")
+    store = open_store(f"s3://{bucket}")
+    for call in (lambda: store.get("a"), lambda: list(store.list("")), lambda: store.delete(["a"])):
+        with pytest.raises(UnavailableError, match="check"):
+            call()
+
+
 def test_stopped_server_is_unavailable_then_recovers() -> None:
     """I5: while the server is down calls fail as retryable; after its restart, all acknowledged data are there."""
     with S3Server() as server, pytest.MonkeyPatch.context() as patch:

@@ -101,6 +101,17 @@ def test_fork_with_other_key_groups(tmp_path: Path, capsys: pytest.CaptureFixtur
     assert f"rewrites the state from {jobs.max_parallelism} key groups to 5" in capsys.readouterr().out
 
 
+@pytest.mark.parametrize(("target", "code", "said"), [("| true", 141, ""), ("> /dev/full", 2, "cannot be written")])
+def test_output_that_nobody_takes(tmp_path: Path, target: str, code: int, said: str) -> None:
+    """A reader such as `head` that ends early, or a full disk, is no traceback."""
+    JobStore(LocalStore(tmp_path), "job", SystemClock(), SystemIds()).open(16)
+    command = [sys.executable, "-m", "dstl_service", "jobs", "--storage", f"file://{tmp_path}"]
+    line = f'"$@" {target}; exit ${{PIPESTATUS[0]}}'
+    done = subprocess.run(["bash", "-c", line, "bash", *command], capture_output=True, text=True, check=False)
+
+    assert (done.returncode, said in done.stderr, "Traceback" in done.stderr) == (code, True, False)
+
+
 @pytest.mark.parametrize(
     ("module", "later"),
     [("commands.serve", ("numpy", "pyarrow")), ("cli", ("numpy", "pyarrow", "fastapi", "uvicorn"))],

@@ -63,6 +63,7 @@ def server(store: S3Store) -> Iterator[Stubber]:
         ("NotFound", 404, NotFoundError),
         ("404", 404, UnavailableError),
         ("", 404, UnavailableError),
+        ("XAdminUserNotFound", 404, UnavailableError),
         ("NoSuchBucket", 404, UnavailableError),
         ("AccessDenied", 403, UnavailableError),
         ("403", 403, UnavailableError),
@@ -99,6 +100,18 @@ def test_missing_object_is_told_from_a_missing_server(store: S3Store, server: St
     server.add_client_error("get_object", service_error_code="404", http_status_code=404)
     with pytest.raises(UnavailableError, match="not that of an S3 server"):
         store.get("a/b")
+
+
+def test_missing_object_is_told_from_an_unknown_user(store: S3Store, server: Stubber) -> None:
+    """I11: a server that answers 404 to a user that it does not know says nothing of what is stored."""
+    for call in ("get_object", "list_objects_v2", "delete_objects"):
+        server.add_client_error(call, service_error_code="XAdminUserNotFound", http_status_code=404)
+    with pytest.raises(UnavailableError, match="check credentials"):
+        store.get("a/b")
+    with pytest.raises(UnavailableError, match="check credentials"):
+        list(store.list(""))
+    with pytest.raises(UnavailableError, match="check credentials"):
+        store.delete(["a/b"])
 
 
 @pytest.mark.parametrize("status", [409, 412])

@@ -92,6 +92,13 @@ def test_missing_token_file_is_an_error(token_of: Any, tmp_path: Path) -> None:
         token_of(token_file=str(tmp_path / "none"))
 
 
+def test_empty_token_file_is_named(token_of: Any, tmp_path: Path) -> None:
+    """The error of a token file without a token says which file it is."""
+    (tmp_path / "empty").write_text("\n")
+    with pytest.raises(InvalidInputError, match="empty: there is no token"):
+        token_of(token_file=str(tmp_path / "empty"))
+
+
 @pytest.mark.parametrize(("patience_s", "own_s", "expected_s"), [(60.0, 0.0, 15.0), (8.0, None, 4.0), (1.0, None, 1.0)])
 def test_impatient_client_kills_no_sidecar_early(
     monkeypatch: pytest.MonkeyPatch, patience_s: float, own_s: float | None, expected_s: float

@@ -191,8 +191,8 @@ def test_reported_error_is_raised_once(
 
 @pytest.mark.parametrize("body", [b"", b"<html>", b"[]", b'"text"', b"null", b"\xff"])
 def test_foreign_error_is_internal(serve: Callable[..., ScriptedServer], body: bytes) -> None:
-    """An error in another format than the service's still becomes one of the project's."""
-    with client_of(serve(answer(404, body))) as client, pytest.raises(InternalError, match="404"):
+    """An error in another format than the service's still becomes one of the project's, which doubts the address."""
+    with client_of(serve(answer(404, body))) as client, pytest.raises(InternalError, match=r"unix:.*404.*check the ad"):
         client.get("/p")
 
 
@@ -347,6 +347,14 @@ def test_wrong_token_is_an_error_at_once(serve: Callable[..., ScriptedServer]) -
         client.get("/a")
 
     assert "5ecret" not in str(caught.value)
+    assert "set token_file, DSTL_TOKEN_FILE or DSTL_TOKEN" in str(caught.value)
+
+
+def test_missing_right_is_told_as_the_service_says_it(serve: Callable[..., ScriptedServer]) -> None:
+    """A token that is known and lacks a right is not called a wrong one."""
+    server = serve(answer(403, b'{"kind": "unauthorized", "message": "lacks the right", "context": {}}'))
+    with client_of(server) as client, pytest.raises(UnauthorizedError, match=r"^lacks the right$"):
+        client.get("/a")
 
 
 def test_missing_authority_is_an_error_at_once(tmp_path: Path) -> None:

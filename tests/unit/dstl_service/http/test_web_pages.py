@@ -30,6 +30,9 @@ COLLECT = "/v1/jobs/job/garbage-collection?dry_run=false"
         ({"origin": "https://evil.example"}, 403),
         ({"origin": "http://localhost"}, 403),
         ({"origin": "null"}, 403),
+        ({"sec-fetch-site": "cross-site"}, 403),
+        ({"sec-fetch-site": "same-site"}, 403),
+        ({"sec-fetch-site": "none"}, 200),
         ({"content-type": "text/plain"}, 415),
         ({"content-type": "TEXT/PLAIN; charset=utf-8"}, 415),
         ({"content-type": "application/x-www-form-urlencoded"}, 415),
@@ -44,6 +47,22 @@ def test_requests_of_web_pages_are_refused(headers: dict[str, str], status: int)
 
         assert life.client.post(COLLECT, headers=headers).status_code == status
         assert life.client.get("/health", headers={"host": "probe.example"}).status_code == 200
+
+
+def test_image_of_a_page_is_not_served() -> None:
+    """A page's GET for an image or a script has no origin, and would still have the storage written."""
+    headers = {"sec-fetch-site": "cross-site", "sec-fetch-mode": "no-cors", "sec-fetch-dest": "image"}
+    with service(MemoryStore()) as life:
+        assert life.client.get("/ready", headers=headers).status_code == 403
+
+
+def test_no_page_runs_scripts_of_other_hosts() -> None:
+    """The service has no page: a script in one would have its origin, and could read what it shows without a token."""
+    with service(MemoryStore()) as life:
+        answers = [life.client.get(path) for path in ("/docs", "/redoc", "/", "/docs/oauth2-redirect")]
+
+    assert [answer.status_code for answer in answers] == [404] * 4
+    assert not any("html" in answer.headers["content-type"] for answer in answers)
 
 
 @pytest.mark.parametrize(

@@ -1,0 +1,74 @@
+"""Files and folders of a local store: whole writes and reads, names, and flushes. Blocking I/O; raises `OSError`."""
+
+from __future__ import annotations
+
+import errno
+import os
+from collections.abc import Sequence
+from contextlib import suppress
+
+_BUFFERS_PER_WRITE_MAX = 1024  # IOV_MAX of Linux.
+
+
+def write_file(path: str, buffers: Sequence[memoryview]) -> None:
+    """Create a file, write the buffers, flush it to the device and close it; an error of any step is raised."""
+    file = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o644)
+    try:
+        for first in range(0, len(buffers), _BUFFERS_PER_WRITE_MAX):
+            _write_all(file, buffers[first : first + _BUFFERS_PER_WRITE_MAX])
+        os.fsync(file)
+    except BaseException:
+        with suppress(OSError):
+            os.close(file)
+        raise
+    os.close(file)
+
+
+def _write_all(file: int, buffers: Sequence[memoryview]) -> None:
+    pending = list(buffers)
+    while pending:
+        written = os.writev(file, pending)
+        done = 0
+        while done < len(pending) and written >= len(pending[done]):
+            written -= len(pending[done])
+            done += 1
+        del pending[:done]
+        if written:
+            pending[0] = pending[0][written:]
+
+
+def read_at(file: int, offset: int, size: int) -> bytes:
+    """Read `size` bytes, or fewer at the end of the file."""
+    chunks = []
+    while size > 0:
+        chunk = os.pread(file, size, offset)
+        if not chunk:
+            break
+        chunks.append(chunk)
+        offset += len(chunk)
+        size -= len(chunk)
+    return chunks[0] if len(chunks) == 1 else b"".join(chunks)
+
+
+def link(source: str, target: str) -> bool:
+    """Give a file a second name; return whether the name was free."""
+    try:
+        os.link(source, target)
+    except FileExistsError:
+        if os.path.isdir(target):
+            raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR), target) from None
+        return False
+    return True
+
+
+def flush_folder(folder: str) -> None:
+    """Flush a folder's names to the device."""
+    file = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    try:
+        os.fsync(file)
+    except OSError as error:
+        # Some mounted file systems cannot flush folders; their names are durable at once or never.
+        if error.errno not in (errno.EINVAL, errno.ENOTSUP):
+            raise
+    finally:
+        os.close(file)

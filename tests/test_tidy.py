@@ -102,6 +102,7 @@ LAYERS: dict[str, tuple[str, ...]] = {
         "spark.task",
         "spark.output",
         "spark.failover",
+        "spark.places",
         "spark.standby",
         "spark.scaling",
         "spark.driver",

@@ -11,6 +11,7 @@ from backend_client.batch_time import BatchTime
 from backend_client.service.host_link import linked_coordinator
 from backend_client.service.job_session import kept_client
 from backend_client.settings import BackendSettings
+from backend_client.standby.executor_host import executor_host
 from backend_client.standby.orders import CopyPlan
 from dstl_service.wire import ChangeSetRef, CheckpointRef, LinkAddress
 
@@ -61,6 +62,8 @@ class Receipt:
     next_due_ms: int | None = None
     standby: dict[str, Any] | None = None
     """What the task heard from its host's follower, see `tended`."""
+    host: str | None = field(default_factory=executor_host)
+    """The host of the process that made it, as Spark names it; None in local mode."""
     is_stalled: bool = False
     rows_set_aside: int = 0
     set_aside: list[ChangeSetRef] = field(default_factory=list)

@@ -10,7 +10,6 @@ import pytest
 from pyspark.sql import DataFrame, Row, SparkSession
 
 from backend_client import ChangelogStateBackend
-from backend_client.spark.driver.pinning import PARTITION_COLUMN, Anchors
 from tests.e2e.support import OUTPUT, Totals, expected_output, random_input, read_input, write_input
 from tests.waiting import wait_until
 
@@ -80,28 +79,3 @@ def test_large_functions_are_shipped_once(
         assert {path.name for path in out.iterdir()} == {f"{k}-{n}" for rows in expected for k, n, _ in rows}
     # Files of other tests' queries may be deleted meanwhile.
     wait_until(lambda: broadcast_files(spark) <= before, what="the deletion of the query's shipments")
-
-
-def test_anchors_go_with_the_last_query(spark: SparkSession) -> None:
-    """Executors keep a partition's anchor exactly as long as queries use it, even if a user clears the cache."""
-    anchors, rows = Anchors(spark), spark.range(4).selectExpr(f"cast(id % 2 as int) as {PARTITION_COLUMN}", "id")
-
-    def all_kept() -> set[int]:
-        return set(spark.sparkContext._jsc.getPersistentRDDs())
-
-    before = all_kept()
-
-    def kept() -> int:
-        return len(all_kept() - before)  # anchors of other tests' queries may be removed meanwhile
-
-    for _ in range(2):
-        anchors.acquire()
-    assert anchors.pin(rows, 2).count() == 4
-    assert kept() == 1
-    spark.catalog.clearCache()
-    assert anchors.pin(rows, 2).count() == 4
-    assert kept() == 1
-    anchors.release()
-    assert kept() == 1
-    anchors.release()
-    assert kept() == 0

@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from backend_client.spark.driver.pinning import LOCALITY_WAIT, REDUCE_LOCALITY
+from backend_client.spark.places.pinning import LOCALITY_WAIT, REDUCE_LOCALITY
 
 
 @dataclass(frozen=True, slots=True)

@@ -32,8 +32,7 @@ from backend_client.spark.driver.batch_times import BatchTimes
 from backend_client.spark.driver.closing import second_pass
 from backend_client.spark.driver.host_links import HostLinks
 from backend_client.spark.driver.passes import BatchTry, Passes
-from backend_client.spark.driver.pinning import Anchors, warn_of_failover
-from backend_client.spark.driver.placement import Pin, slots_placer
+from backend_client.spark.driver.placement import slots_placer
 from backend_client.spark.driver.receipts import progress_of
 from backend_client.spark.driver.repeating import helps_to_repeat
 from backend_client.spark.driver.table_preparation import TablePreparer
@@ -44,6 +43,8 @@ from backend_client.spark.failover.rehearsal import rehearse
 from backend_client.spark.failover.restoring import Restoring
 from backend_client.spark.output.end_of_query import await_end
 from backend_client.spark.output.outputs import LostOutputError, Output, OutputPlan
+from backend_client.spark.places.newcomers import Newcomers
+from backend_client.spark.places.pinning import hosts_of
 from backend_client.spark.private.interruption import interruption
 from backend_client.spark.private.py4j_lookups import keep_lookups
 from backend_client.spark.query import Query
@@ -95,9 +96,12 @@ class BatchRunner:
         self._infos = start.infos
         self._removed = start.removed
         self._times = BatchTimes(query.spark, log.query_id, operators)
-        self._anchors = Anchors.of(query.spark, query.settings.standby_replicas)
-        self._standby = Standby(session, query.settings, self._anchors.hosts)
-        prepare = TablePreparer(query.spark, session, query.settings, self._pin)
+        self._hosts = hosts_of(query.spark, query.settings)
+        has_standbys = bool(query.settings.standby_replicas)
+        self._standby = Standby(session, query.settings, self._hosts if has_standbys else None)
+        prepare = TablePreparer(query.spark, session, query.settings, self._hosts)
+        pin = self._hosts.pin if self._hosts else None
+        self._newcomers = Newcomers(None if has_standbys else self._hosts, prepare.prepare_takeover)
         self._failover = Failover(query.settings, operators, session.max_parallelism, Restoring(prepare.prepare))
         jobs = OperatorJobs(query.spark.sparkContext.cancelJobGroup)
         self._links = HostLinks(query.spark, session, query.settings, watch_of(query.spark, query.settings, jobs))
@@ -105,13 +109,10 @@ class BatchRunner:
         self._autoscaler = Autoscaler(
             query.spark, log.query_id, query.settings, session.max_parallelism, self.rescaling
         )
-        self._passes = self.passes_type(
-            operators, session, self._times, shipments, self._standby, lambda: self._pin, jobs
-        )
-        place_slots = slots_placer(query.spark, self._anchors.anchor if self._anchors.are_of_use else None)
+        self._passes = self.passes_type(operators, session, self._times, shipments, self._standby, pin, jobs)
+        place_slots = slots_placer(query.spark, self._hosts.anchor if self._hosts else None)
         self.output: Output = output.open(query.settings, session, shipments, place_slots, log.given_up())
         check_names([*start.infos, *self.output.operators, *start.removed])
-        self._anchors.acquire()  # last: a start that is refused holds none
 
     @classmethod
     def open(cls, query: Query, output: OutputPlan, log: CheckpointLog, report: Report) -> BatchRunner:
@@ -129,7 +130,6 @@ class BatchRunner:
         shipments = Shipments(query.spark.sparkContext)
         try:
             check_shippable(query, shipments)
-            warn_of_failover(query.spark, settings.failover)
             committed = log.committed()
             known = find_or_fork(client, settings)
             if known is not None:  # a refused start must leave the running query alone
@@ -154,7 +154,7 @@ class BatchRunner:
         self._failover.close()
         self.output.close()
         self._shipments.close()
-        self._anchors.release()
+        self._newcomers.close()
         self._client.close()
 
     def close_behind(self, query: StreamingQuery) -> None:
@@ -214,6 +214,7 @@ class BatchRunner:
         begun = session.begin(batch_id)
         self.rescaling.follow(begun.parallelism, begun.requests)
         at = self._times.time(offsets, session.latest)
+        self._newcomers.look(self._infos)
         failover = self._failover.begin(batch_id, session.latest, self._infos, at, must_wait=must_wait)
         context = BatchContext(
             settings=self._settings,
@@ -256,6 +257,7 @@ class BatchRunner:
         finally:
             for output in work.kept:
                 output.release()
+        self._newcomers.ran(self._infos, receipts)
         progress = progress_of(context, receipts, response, (started, computed, called, done), tries)
         waiting, lost = failover.rows_waiting, failover.rows_lost
         progress = replace(progress, unpublished=unpublished, rows_waiting=waiting, rows_lost=lost)
@@ -267,10 +269,6 @@ class BatchRunner:
             self._session.flush(batch_id, plan)
         except UnavailableError as error:
             logger.warning("the upload of batch %d could not start early, it starts at complete: %s", batch_id, error)
-
-    @property
-    def _pin(self) -> Pin | None:
-        return self._anchors.pin if self._anchors.are_of_use else None
 
     def _abort(self, batch_id: int) -> None:
         try:

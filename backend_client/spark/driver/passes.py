@@ -7,7 +7,7 @@ attempts.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 from pyspark.sql import DataFrame
@@ -75,7 +75,7 @@ class Passes:
         times: The time of its batches.
         shipments: Sends processors to tasks.
         standby: Says how often output is kept.
-        pin: Returns what pins partitions to executors; None to leave them unpinned.
+        pin: Pins partitions to executors; None to leave them unpinned.
         jobs: Notes when an operator's job runs.
     """
 
@@ -86,7 +86,7 @@ class Passes:
         times: BatchTimes,
         shipments: Shipments,
         standby: Standby,
-        pin: Callable[[], Pin | None],
+        pin: Pin | None,
         jobs: OperatorJobs,
     ) -> None:
         self._jobs = jobs
@@ -191,7 +191,7 @@ class Passes:
             is_combined=combining is not None,
             removed_ms=self._history.removed_ms(operator.name, context, failover),
         )
-        partitions = info.parallelism, max_parallelism, self._pin()
+        partitions = info.parallelism, max_parallelism, self._pin
         if combining is None:
             placed = place(operator, frame, *partitions, late_until_ms(operator, context))
             names = placed_names(operator)

@@ -16,8 +16,8 @@ from backend_client.key_groups import (
 )
 from backend_client.spark.columns import quoted
 from backend_client.spark.combining import PANE_COLUMN, Combining
-from backend_client.spark.driver.pinning import PARTITION_COLUMN
 from backend_client.spark.own_session import own_session
+from backend_client.spark.places.hosts import PARTITION_COLUMN
 from backend_client.spark.private.frame_maker import FrameMaker
 from backend_client.spark.private.session import setting
 from backend_client.spark.query import Operator

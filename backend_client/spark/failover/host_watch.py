@@ -138,7 +138,8 @@ def watch_of(spark: SparkSession, settings: BackendSettings, jobs: OperatorJobs)
     client = connect_as(ServiceClient, settings, 0.0, may_start=False)
 
     def executors() -> Executors | None:
-        return executors_at(spark, executor_addresses(spark))
+        found = executors_at(spark, executor_addresses(spark))
+        return None if found is None else [(executor, host) for executor, host, _ in found]
 
     def remove(executor: str, reason: str) -> None:
         remove_executor(spark, executor, reason)

@@ -15,7 +15,7 @@ from pyspark.sql import DataFrame, SparkSession
 
 from backend_client.spark.private.session import java_frame, java_session, jvm_of, needed
 
-_INSTEAD = "set standby_replicas to 0"
+_INSTEAD = "leave partitions unpinned: spark.shuffle.reduceLocality.enabled=true, and standby_replicas=0"
 _DRIVER = "driver"
 _RUNNING = "RUNNING"
 _TASKS_MAX = 100_000
@@ -36,9 +36,9 @@ def executor_ids(spark: SparkSession) -> frozenset[str]:
         return frozenset(str(java_session(spark).sparkContext().getExecutorIds().mkString(" ")).split())
 
 
-def executors_at(spark: SparkSession, addresses: str) -> list[tuple[str, str]] | None:
+def executors_at(spark: SparkSession, addresses: str) -> list[tuple[str, str, int]] | None:
     """
-    Return id and host of each executor with one of these addresses; None if Spark has not recorded them all yet.
+    Return each executor with one of these addresses: id, host and cores; None if Spark has not recorded them all yet.
 
     Args:
         spark: The application.
@@ -46,12 +46,13 @@ def executors_at(spark: SparkSession, addresses: str) -> list[tuple[str, str]] |
     """
     with needed("AppStatusStore.executorList", _INSTEAD):
         found = java_session(spark).sparkContext().statusStore().executorList(True)
-        pairs = {str(one.hostPort()): str(one.id()) for one in map(found.apply, range(found.size()))}
+        executors = map(found.apply, range(found.size()))
+        known = {str(one.hostPort()): (str(one.id()), int(one.totalCores())) for one in executors}
     wanted = addresses.split()
-    if not pairs.keys() >= set(wanted):
+    if not known.keys() >= set(wanted):
         return None
-    named = ((pairs[address], address.rpartition(":")[0]) for address in wanted)
-    return sorted((pair for pair in named if pair[0] != _DRIVER), key=lambda pair: (pair[1], len(pair[0]), pair[0]))
+    named = ((known[address][0], address.rpartition(":")[0], known[address][1]) for address in wanted)
+    return sorted((one for one in named if one[0] != _DRIVER), key=lambda one: (one[1], len(one[0]), one[0]))
 
 
 def remove_executor(spark: SparkSession, executor: str, reason: str) -> None:
@@ -124,13 +125,16 @@ def located(numbered: DataFrame, locations: Sequence[Sequence[str]]) -> DataFram
     with needed("LogicalRDD.fromDataset", _INSTEAD):
         spark = numbered.sparkSession
         jvm: Any = jvm_of(spark)
-        places = [
-            jvm.scala.Tuple2(jvm.org.apache.spark.sql.RowFactory.create(_array(spark, number)), _seq(jvm, places))
-            for number, places in enumerate(locations)
-        ]
+        to_seq, array_list = jvm.org.apache.spark.api.python.PythonUtils.toSeq, jvm.java.util.ArrayList
+        named, seqs = array_list(), dict[tuple[str, ...], Any]()
+        for names in map(tuple, locations):
+            if names not in seqs:  # few differ, and each call into the JVM takes its time
+                seqs[names] = to_seq(array_list(names))
+            named.add(seqs[names])
+        places = to_seq(named)
         session = java_session(spark)
-        rdd = session.sparkContext().makeRDD(_seq(jvm, places), jvm.scala.reflect.ClassTag.Any())
-        rows = session.createDataFrame(rdd.toJavaRDD(), java_frame(numbered).schema()).queryExecution().toRdd()
+        rdd = session.sparkContext().makeRDD(places.indices().zip(places), jvm.scala.reflect.ClassTag.Any())
+        rows = session.createDataset(rdd, jvm.org.apache.spark.sql.Encoders.INT()).queryExecution().toRdd()
         relation = getattr(getattr(jvm.org.apache.spark.sql.execution, "LogicalRDD$"), "MODULE$")
         plan = relation.fromDataset(rows, java_frame(numbered), False, *_further_default(relation))
         return DataFrame(jvm.org.apache.spark.sql.classic.Dataset.ofRows(session, plan), spark)
@@ -141,17 +145,3 @@ def _further_default(relation: Any) -> list[Any]:
     name = "fromDataset$default$4"
     has_one = any(str(method.getName()) == name for method in relation.getClass().getMethods())
     return [getattr(relation, name)()] if has_one else []
-
-
-def _array(spark: Any, number: int) -> Any:
-    gateway = spark.sparkContext._gateway
-    array = gateway.new_array(gateway.jvm.Object, 1)
-    array[0] = number
-    return array
-
-
-def _seq(jvm: Any, items: Sequence[Any]) -> Any:
-    found = jvm.java.util.ArrayList()
-    for item in items:
-        found.add(item)
-    return jvm.org.apache.spark.api.python.PythonUtils.toSeq(found)

@@ -20,7 +20,8 @@ from backend_client.progress import BatchProgress
 from backend_client.service.job_session import JobSession
 from backend_client.settings import BackendSettings
 from backend_client.spark.batch import Receipt
-from backend_client.spark.standby.standby_hosts import StandbyHosts
+from backend_client.spark.places.hosts import Hosts
+from backend_client.spark.places.seats import Executor
 from backend_client.standby.orders import CopyPlan, StandbyReport
 from backend_client.standby.tending import tended
 from dstl_service.wire import CheckpointRef, OperatorInfo
@@ -44,7 +45,7 @@ class Standby:
         hosts: Where partitions run; None without standbys.
     """
 
-    def __init__(self, session: JobSession, settings: BackendSettings, hosts: StandbyHosts | None) -> None:
+    def __init__(self, session: JobSession, settings: BackendSettings, hosts: Hosts | None) -> None:
         self._session = session
         self._settings = settings
         self._hosts = hosts
@@ -83,7 +84,7 @@ class Standby:
         hosts = self._hosts
         if hosts is None:
             return None
-        hosts.look(self, self.ready)
+        hosts.look(self.ready)
         seats = {info.name: found for info in infos if (found := hosts.seats(info.parallelism)) is not None}
         names = sorted({keeper for found in seats.values() for keeper in found.keepers if keeper is not None})
         at: dict[str | None, int] = {name: position for position, name in enumerate(names)}
@@ -114,7 +115,7 @@ class Standby:
         self._reports[report.host] = report
         self._heard_of[report.host] = self._batches
 
-    def _tell(self, hosts: StandbyHosts, idle: list[str]) -> None:
+    def _tell(self, hosts: Hosts, idle: list[str]) -> None:
         """Tell idle hosts and cold executors the plan, unless the last telling is still under way."""
         base, plan, cold = self._session.base, self._plan, hosts.cold
         if not (idle or cold) or base is None or plan is None:
@@ -126,9 +127,9 @@ class Standby:
         self._telling = threading.Thread(target=self._run, args=told, name="dstl-standby", daemon=True)
         self._telling.start()
 
-    def _run(self, hosts: StandbyHosts, idle: list[str], cold: list[tuple[str, str]], order: ToldHost) -> None:
+    def _run(self, hosts: Hosts, idle: list[str], cold: list[Executor], order: ToldHost) -> None:
         try:
-            idle = [host for host in idle if host not in {host for _, host in cold}]
+            idle = [host for host in idle if host not in {executor.host for executor in cold}]
             for row in hosts.frame_at(idle, cold).mapInArrow(order.__call__, _TOLD).collect():
                 self._note(StandbyReport(**json.loads(row.report)))
             hosts.warmed(cold)

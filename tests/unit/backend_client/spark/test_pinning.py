@@ -2,20 +2,20 @@
 
 from __future__ import annotations
 
-import gc
-import weakref
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
-from backend_client.spark.driver.pinning import LOCALITY_WAIT, REDUCE_LOCALITY, Anchors, warn_of_failover
+from backend_client.settings import BackendSettings
+from backend_client.spark.places.pinning import LOCALITY_WAIT, REDUCE_LOCALITY, hosts_of
 
 
 class Session:
-    """A Spark session, by default in local mode."""
+    """A Spark session."""
 
-    def __init__(self, settings: dict[str, str] | None = None) -> None:
-        self.settings = settings or {"spark.master": "local[2]"}
+    def __init__(self, settings: dict[str, str]) -> None:
+        self.settings = settings
 
     @property
     def sparkContext(self) -> Any:
@@ -24,17 +24,12 @@ class Session:
     def getConf(self) -> dict[str, str]:
         return self.settings
 
+    def newSession(self) -> Any:
+        return self
 
-def test_sessions_end_with_their_queries() -> None:
-    """A driver that makes a session for each of its queries keeps none of them."""
-    session: Any = Session()
-    anchors, left = Anchors.of(session), weakref.ref(session)
-    assert Anchors.of(session) is anchors
-
-    del session, anchors
-    gc.collect()
-
-    assert left() is None
+    @property
+    def conf(self) -> Any:
+        return SimpleNamespace(set=lambda *_: None)
 
 
 @pytest.mark.parametrize(
@@ -53,7 +48,9 @@ def test_failover_without_pinned_partitions_is_told(
     """A start warns if rows would wait for tables that the next batch does not find, and names the setting."""
     session: Any = Session(settings)
 
-    warn_of_failover(session, mode)
+    hosts = hosts_of(session, BackendSettings("file:///s", "job", failover=mode))
 
-    assert len(caplog.messages) == (said is not None)
-    assert all(str(said) in line and mode in line for line in caplog.messages)
+    assert (hosts is None) == (settings["spark.master"].startswith("local") or said is not None or mode == "exact")
+    told = [line for line in caplog.messages if "rows may wait" in line]
+    assert len(told) == (said is not None)
+    assert all(str(said) in line and mode in line for line in told)

@@ -9,7 +9,7 @@ from typing import Any
 
 from backend_client.progress import BatchProgress
 from backend_client.settings import BackendSettings
-from backend_client.spark.standby.seats import Seats
+from backend_client.spark.places.seats import Executor, Seats
 from backend_client.spark.standby.standby import READY_LAG_MAX, SILENT_BATCHES_MAX, Standby
 from backend_client.standby.orders import StandbyReport
 from dstl_service.wire import CheckpointRef, OperatorInfo
@@ -27,10 +27,10 @@ class Hosts:
         self.ready: set[str] = set()
         self.told: list[list[str]] = []
         self.executors = 3
-        self.cold: list[tuple[str, str]] = []
+        self.cold: list[Executor] = []
         self.fails = False
 
-    def look(self, _: object, ready: Collection[str]) -> None:
+    def look(self, ready: Collection[str]) -> None:
         """Note the ready hosts."""
         self.ready = set(ready)
 
@@ -39,15 +39,15 @@ class Hosts:
         assert parallelism == len(SEATS.runners)
         return SEATS
 
-    def warmed(self, executors: Collection[tuple[str, str]]) -> None:
+    def warmed(self, executors: Collection[Executor]) -> None:
         """Forget cold executors."""
         self.cold = [executor for executor in self.cold if executor not in executors]
 
-    def frame_at(self, hosts: list[str], executors: Collection[tuple[str, str]]) -> Any:
+    def frame_at(self, hosts: list[str], executors: Collection[Executor]) -> Any:
         """Note the places of a job that tells them the plan, and return a frame of no answers."""
         if self.fails:
             raise RuntimeError("the job has failed")
-        self.told.append([*hosts, *(f"{host}/{executor}" for executor, host in executors)])
+        self.told.append([*hosts, *(f"{one.host}/{one.id}" for one in executors)])
         return SimpleNamespace(mapInArrow=lambda *_: SimpleNamespace(collect=list))
 
 
@@ -132,11 +132,11 @@ def test_cold_executors_are_told_until_it_succeeds() -> None:
     """An executor that has come is told by a job of its own; if that fails, it stays cold, and the next batch does."""
     hosts = Hosts()
     query = standby(hosts)
-    hosts.cold = [("7", "b"), ("8", "c")]
+    cold = hosts.cold = [Executor("7", "b", 1), Executor("8", "c", 1)]
     hosts.fails = True
     query.plan(INFOS)
     wait_until(lambda: not query.is_telling)
-    assert hosts.cold == [("7", "b"), ("8", "c")]
+    assert hosts.cold == cold
 
     hosts.fails = False
     query.plan(INFOS)

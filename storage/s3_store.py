@@ -20,14 +20,7 @@ from botocore import exceptions as boto
 from botocore.config import Config
 
 from storage.clock import IdSource, SystemIds
-from storage.errors import (
-    CorruptDataError,
-    DstlError,
-    InternalError,
-    InvalidInputError,
-    NotFoundError,
-    UnavailableError,
-)
+from storage.errors import DstlError, InternalError, InvalidInputError, UnavailableError
 from storage.model import ObjectInfo
 from storage.object_store import (
     ObjectData,
@@ -42,50 +35,14 @@ from storage.object_store import (
     validate_range,
 )
 from storage.s3_body import BufferedBody
+from storage.s3_errors import FOREIGN, LOOK_UP, meaning
 
 _KEYS_PER_DELETE_MAX = 1000
 _CUSTOMER_KEY_BYTES = 32
 _STREAMED_BYTES_MIN = 2**20
 _ENDPOINT_VARIABLES = ("AWS_ENDPOINT_URL_S3", "AWS_ENDPOINT_URL")
 
-# Error code of the server, or HTTP status as text if it sends no code -> class and advice.
-# Codes come first; an unknown code falls back on its status, an unknown status on its hundred.
-_ERRORS: Mapping[str, tuple[type[DstlError], str]] = {
-    "NoSuchKey": (NotFoundError, "the object does not exist"),
-    "NotFound": (NotFoundError, "the object does not exist"),
-    "NoSuchBucket": (UnavailableError, "the bucket does not exist; create it, or correct the URL"),
-    "PermanentRedirect": (UnavailableError, "the bucket is in another region; set the option region"),
-    "AuthorizationHeaderMalformed": (UnavailableError, "the bucket is in another region; set the option region"),
-    "AccessDenied": (UnavailableError, "access denied; grant GetObject, PutObject, DeleteObject and ListBucket"),
-    "InvalidAccessKeyId": (UnavailableError, "the access key is unknown; check the credentials"),
-    "SignatureDoesNotMatch": (UnavailableError, "the signature is wrong; check the credentials"),
-    "ExpiredToken": (UnavailableError, "the session token has expired; renew the credentials"),
-    "RequestTimeTooSkewed": (UnavailableError, "the clocks differ too much; set the clock of this host"),
-    "SlowDown": (UnavailableError, "the store asks to slow down"),
-    "RequestTimeout": (UnavailableError, "the store did not get the request in time"),
-    "BadDigest": (UnavailableError, "the bytes were damaged on their way"),
-    "XAmzContentSHA256Mismatch": (UnavailableError, "the bytes were damaged on their way"),
-    "InvalidRange": (CorruptDataError, "it is damaged: it ends before the range"),
-    "NotImplemented": (InvalidInputError, "the server lacks this operation; use one that has conditional PUT"),
-    "400": (InvalidInputError, "the server refused the request"),
-    "403": (UnavailableError, "access denied; grant GetObject, PutObject, DeleteObject and ListBucket"),
-    "404": (NotFoundError, "the object does not exist"),
-    "408": (UnavailableError, "the store did not get the request in time"),
-    "409": (UnavailableError, "another request on the same key is being served"),
-    "412": (UnavailableError, "the object changed meanwhile"),
-    "416": (CorruptDataError, "it is damaged: it ends before the range"),
-    "429": (UnavailableError, "the store asks to slow down"),
-    "501": (InvalidInputError, "the server lacks this operation; use one that has conditional PUT"),
-    "3xx": (UnavailableError, "the server redirected the request; check endpoint and region"),
-    "4xx": (InvalidInputError, "the server refused the request"),
-    "5xx": (UnavailableError, "the store failed"),
-}
-
 _REFUSED = ("409", "412")
-_FOREIGN = "the answer is not that of an S3 server; check the endpoint"
-_UNHEARD_OF = "the server answered 404 with a code that is not about the object; check credentials and endpoint"
-_LOOK_UP = "look up"
-"""The verb of HEAD, whose answers have no body, and so no code."""
 
 _CONNECTION_ERRORS = (
     boto.ConnectionError,
@@ -219,9 +176,9 @@ class S3Store:
     def head(self, key: str) -> ObjectInfo:
         """Send one HEAD."""
         place = self._place(key)
-        with self._translated(_LOOK_UP, key):
+        with self._translated(LOOK_UP, key):
             found = self._client.head_object(**place, **self._customer_key)
-            self._check_answer(_LOOK_UP, key, found, "ETag")
+            self._check_answer(LOOK_UP, key, found, "ETag")
         return ObjectInfo(key, found["ContentLength"], int(found["LastModified"].timestamp() * 1000))
 
     def list(self, prefix: str, *, start_after: str = "") -> Iterator[ObjectInfo]:
@@ -327,14 +284,10 @@ class S3Store:
     def _check_answer(self, verb: str, key: str, answer: Mapping[str, Any], field: str) -> None:
         """Raise `UnavailableError` for an answer of status 200 without what each S3 server sends, such as a proxy's."""
         if field not in answer:
-            raise UnavailableError(f"cannot {verb} {key or self.url}: {_FOREIGN}", key=key, store=self.url)
+            raise UnavailableError(f"cannot {verb} {key or self.url}: {FOREIGN}", key=key, store=self.url)
 
     def _error(self, verb: str, key: str, code: str, status: str) -> DstlError:
-        found = _ERRORS.get(code) or _ERRORS.get(status) or _ERRORS.get(f"{status[:1]}xx")
-        error_class, advice = found or (InternalError, "unexpected answer of the server")
-        # Deletions rely on absence (I11): some servers answer 404 to an unknown user, too.
-        if status == "404" and (code == status or code not in _ERRORS) and verb != _LOOK_UP:
-            error_class, advice = UnavailableError, _FOREIGN if code in ("", status) else _UNHEARD_OF
+        error_class, advice = meaning(verb, code, status)
         message = f"cannot {verb} {key or self.url}: {advice}"
         return error_class(message, key=key, store=self.url, code=code, status=status)
 

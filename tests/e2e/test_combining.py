@@ -41,7 +41,6 @@ from backend_client.spark import combining
 from backend_client.spark.columnar_plan import ColumnarPlan
 from backend_client.spark.combining import Combining, combining_of
 from backend_client.spark.driver import passes
-from backend_client.spark.driver.pinning import Anchors
 from backend_client.spark.driver.placement import (
     ORDER_COLUMN,
     finds_combined_in_place,
@@ -49,6 +48,8 @@ from backend_client.spark.driver.placement import (
     place,
     place_combined,
 )
+from backend_client.spark.places.hosts import Hosts
+from backend_client.spark.places.seats import Seats
 from backend_client.spark.query import Operator
 from backend_client.spark.task.columnar_calls import ColumnarCalls
 from backend_client.spark.task.mixed_keys import KeySeparator, with_key_groups, with_keys
@@ -217,14 +218,13 @@ def test_pinned_rows_are_combined_where_they_are(spark: SparkSession) -> None:
     """On a cluster, rows that are joined to their partitions' anchors are not moved again to be combined."""
     own = spark.newSession()
     own.conf.set("spark.sql.adaptive.enabled", "false")
-    frame, anchors = own.range(1000).selectExpr("id % 7 as k", "id as v"), Anchors(own)
+    frame, hosts = own.range(1000).selectExpr("id % 7 as k", "id as v"), Hosts(own, keeps_copies=False)
+    places = Seats(("far",) * PARTITIONS, (None,) * PARTITIONS)
     twice = Twice(frame, Aggregate(Sum("v")), ("k",))
-    anchors.acquire()
-    try:
-        placed = place_combined(twice.operator, twice.combining, frame, PARTITIONS, GROUPS, anchors.pin)
-        rows = placed.select(F.spark_partition_id(), ORDER_COLUMN).collect()
-    finally:
-        anchors.release()
+    placed = place_combined(
+        twice.operator, twice.combining, frame, PARTITIONS, GROUPS, lambda rows, _: hosts.pin_to(places, rows)
+    )
+    rows = placed.select(F.spark_partition_id(), ORDER_COLUMN).collect()
     assert len(rows) == 7
     assert all(key_group_range(at, PARTITIONS, GROUPS).contains(order >> HASH_BITS) for at, order in rows)
 

@@ -22,7 +22,12 @@ from storage.errors import InvalidInputError, UnavailableError
 _STATISTICS = "delta.dataSkippingStatsColumns"
 _STATISTICS_NUMBER = "delta.dataSkippingNumIndexedCols"
 _EXACT_DIGITS = 15
-_OFF, _ON = (ColumnProperties(statistics_enabled=how) for how in ("NONE", "PAGE"))
+_OTHERS = ColumnProperties(dictionary_enabled=True, statistics_enabled="PAGE")
+_FLOATS = {
+    True: ColumnProperties(dictionary_enabled=False, statistics_enabled="PAGE"),
+    False: ColumnProperties(dictionary_enabled=False, statistics_enabled="NONE"),
+}
+"""How floats are written, by whether their table has statistics of them."""
 _PLAIN = re.compile("[A-Za-z_][A-Za-z0-9_]*")
 
 
@@ -66,18 +71,21 @@ def check_values(table: DeltaTable, path: str, batch: pa.RecordBatch) -> None:
 
 
 def without_floats(table: DeltaTable, columns: pa.Schema) -> dict[str, Any]:
-    """Return the writer's options by which a file has no statistics of the floats of which its table has none."""
+    """
+    Return the writer's options by which a file has no statistics of the floats of which its table has none.
+
+    Nor a dictionary of floats: Spark looks 0 up in it before it reads rows, and does not find -0.0, which it equals.
+    """
     properties = table.metadata().configuration
-    floats = [column.name for column in columns if _has_floats(column.type)]
     nested = [column.name for column in columns if pa.types.is_struct(column.type)]
-    off = {name: _OFF for name in floats if not _with_statistics([name], properties)}
+    floats = [column.name for column in columns if _has_floats(column.type)]
+    options = {name: _FLOATS[bool(_with_statistics([name], properties))] for name in floats}
     if not _has_floats_in_structs(columns):
-        return {"column_properties": off} if off else {}
-    if _with_statistics(nested, properties):
-        return {}
+        return {"column_properties": options} if options else {}
     # The library cannot name columns within structs.
-    on = {name: _ON for name in columns.names if name not in (*off, *nested)}
-    return {"default_column_properties": _OFF, "column_properties": on}
+    of_nested = _FLOATS[bool(_with_statistics(nested, properties))]
+    others = {name: _OTHERS for name in columns.names if name not in (*floats, *nested)}
+    return {"default_column_properties": of_nested, "column_properties": {**options, **others}}
 
 
 def _advice(columns: Iterable[pa.Field], partitions: Sequence[str]) -> str:

@@ -353,6 +353,29 @@ def test_readers_miss_no_float_by_statistics(tmp_path: Path, sink: DeltaSink, va
         assert sum(batch.num_rows for batch in seen) == 1
 
 
+@on_disk
+@pytest.mark.parametrize("is_nested", [False, True], ids=["plain", "nested"])
+@pytest.mark.parametrize("has_statistics", [False, True])
+def test_floats_have_no_dictionary(tmp_path: Path, sink: DeltaSink, is_nested: bool, has_statistics: bool) -> None:
+    """Spark looks 0 up in it, does not find -0.0, which is equal, and skips its rows; other plain columns have one."""
+    columns = pa.schema({"k": pa.string(), "x": pa.float64()})
+    if is_nested:
+        columns = columns.append(pa.field("s", pa.struct({"y": pa.float32()})))
+    rows = pa.RecordBatch.from_pylist([{"k": "a", "x": -0.0, "s": {"y": -0.0}}] * 3, schema=columns)
+    made = DeltaSink((tmp_path / "floats").as_uri())
+    if has_statistics:
+        DeltaTable.create(tmp_path / "floats", columns)
+    made.check(columns, [SLOT])
+    made.open(SLOT).publish([rows], marker(0))
+    (file,) = (tmp_path / "floats").glob("*.parquet")
+    group = pq.read_metadata(file).row_group(0)
+    found = [group.column(n) for n in range(group.num_columns)]
+    assert {column.path_in_schema for column in found if column.has_dictionary_page} == {"k"}
+    assert {column.path_in_schema for column in found if column.is_stats_set} == (
+        {column.path_in_schema for column in found} if has_statistics else {"k"}
+    )
+
+
 def test_columns_are_added_if_wanted(sink: DeltaSink) -> None:
     """Only with `merge_schema`, at the start; older rows have null there, and unpublished output of before fits."""
     publish(sink, 0, 1)

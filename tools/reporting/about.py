@@ -12,7 +12,7 @@ from typing import Any
 
 _OPTIONS = ("SHORT", "ONLY", "STRICT", "WORKLOAD", "SHAPE", "STORE", "RATE", "DURATION", "SLOTS", "SEED")
 """Variables that make targets read and that change what is measured."""
-_PACKAGES = ("dstl", "pyspark", "pyarrow", "rocksdict", "uvicorn", "boto3", "confluent-kafka")
+_PACKAGES = ("pyspark-dstl", "pyspark", "pyarrow", "rocksdict", "uvicorn", "boto3", "confluent-kafka")
 
 
 def about(target: str) -> dict[str, Any]:

@@ -79,7 +79,7 @@ def summary_of(lines: Sequence[str]) -> str:
 
 
 def _run(arguments: Sequence[str], cache: Path, folder: Path | None) -> Run:
-    command = [sys.executable, "-m", "pytest", "-o", f"cache_dir={cache}", *arguments]
+    command = [sys.executable, "-u", "-m", "pytest", "-o", f"cache_dir={cache}", *arguments]  # progress is seen at once
     lines = []
     with subprocess.Popen(
         command, cwd=folder, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, errors="replace"

@@ -55,6 +55,8 @@ TRIES_MAX = 4
 COLLECTIONS_LAST = 2
 """After this number of collections, a cluster at rest has no object without a reference."""
 MANIFESTS_READ_IN = "dstl_service.registry.manifest_log"
+_ROUND_S = 0.1
+"""Longer than nothing, or the time of the loop would stand still, in which failed uploads are tried again."""
 _NO_PEERS = PeerClient(lambda: None, 1)
 _T = TypeVar("_T")
 
@@ -169,7 +171,7 @@ class Process:
         async def settled() -> None:
             self.parts.background_work.maintenance_of(self.parts.jobs.get(self.job)).wake()
             while self.parts.is_busy:  # noqa: ASYNC110 - it has no event, and each round does some of it
-                await asyncio.sleep(0)
+                await asyncio.sleep(_ROUND_S)
 
         self.do(settled)
 
@@ -199,7 +201,7 @@ class Process:
 
         async def stored() -> None:
             while self.parts.is_busy:  # noqa: ASYNC110 - it has no event, and each round does some of it
-                await asyncio.sleep(0)
+                await asyncio.sleep(_ROUND_S)
 
         self.do(stored)
         return self.offered(version)

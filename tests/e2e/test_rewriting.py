@@ -33,20 +33,22 @@ from tests.e2e.support import JobQueries, read_input, stored_state
 pytestmark = pytest.mark.e2e
 
 HOUR_MS = 3_600_000
+YEAR_MS = 365 * 24 * HOUR_MS
+"""Ends are rounded to a part of the time to live, so that the batches of all runs have the same ones."""
 BEGIN = datetime(2024, 1, 1, tzinfo=UTC)
 INPUT = "k string, d decimal(20,2), at timestamp, v long"
 
 
 class Everything(StatefulProcessor):
-    """Keeps a value, a list, a map, states that end in an hour, and timers for the next batch and for later."""
+    """Keeps a value, a list, a map, states that end in a year, and timers for the next batch and for later."""
 
     def init(self, handle: Any) -> None:
         self.handle = handle
         self.count = handle.getValueState("count", "n long")
         self.values = handle.getListState("values", "v long")
         self.seen = handle.getMapState("seen", "v long", "n long")
-        self.brief = handle.getValueState("brief", "v long", HOUR_MS)
-        self.briefs = handle.getListState("briefs", "v long", HOUR_MS)
+        self.brief = handle.getValueState("brief", "v long", YEAR_MS)
+        self.briefs = handle.getListState("briefs", "v long", YEAR_MS)
 
     def handleInputRows(self, key: Any, rows: Iterator[Row], timerValues: Any) -> Iterator[Row]:
         before, last = self.brief.get(), BEGIN

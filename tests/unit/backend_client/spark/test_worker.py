@@ -34,10 +34,11 @@ def test_ended_task_leaves_no_trace() -> None:
         with rare_garbage_collection():
             yield from range(2)
 
-    before = gc.get_threshold()
+    given = 700, 10, 10
+    gc.set_threshold(*given)
     task = outputs()
     next(task)
-    assert gc.get_threshold() != before
+    assert gc.get_threshold() != given
     task.close()
 
-    assert gc.get_threshold() == before
+    assert gc.get_threshold() == given

@@ -66,30 +66,28 @@ def report(name: str, failure: Failure | None) -> None:
         pytest.fail(f"{failure}\nrepeat with {how}", pytrace=False)
 
 
-@pytest.mark.parametrize("name", [name for name in HISTORIES if name != "everything"])
-def test_history_keeps_what_is_needed(name: str) -> None:
-    """With three pauses, one of them forever, kept state can be restored, and a driver continues (I3, I4, I11, I12)."""
+def check(name: str, schedules: int, **limits: int) -> None:
+    """Explore so many schedules of a history, or its share of them, within limits; or run the one that is chosen."""
     make = HISTORIES[name].maker()
     if SCHEDULE is not None:
         report(name, replay(make, SCHEDULE))
         return
-    schedules = SCHEDULES // SHARES.get(name.partition("_")[0], 1)
-    explored = explore(make, preemptions=PREEMPTIONS, kills=KILLS, schedules_max=schedules, seed=SEED)
+    schedules //= SHARES.get(name.partition("_")[0], 1)
+    explored = explore(make, preemptions=PREEMPTIONS, schedules_max=schedules, seed=SEED, **limits)
     print(f"{name}: {explored.schedules} schedules, {explored.states} states, seed {SEED}")
     report(name, explored.failure)
+
+
+@pytest.mark.parametrize("name", [name for name in HISTORIES if name != "everything"])
+def test_history_keeps_what_is_needed(name: str) -> None:
+    """With three pauses, one of them forever, kept state can be restored, and a driver continues (I3, I4, I11, I12)."""
+    check(name, SCHEDULES, kills=KILLS)
 
 
 @pytest.mark.parametrize("name", [name for name in HISTORIES if name != "everything"])
 def test_history_survives_calls_that_fail(name: str) -> None:
     """The same if two calls to the store fail without effect, after their effect, or long before it (I3-I5, I11)."""
-    make = HISTORIES[name].maker()
-    if SCHEDULE is not None:
-        report(name, replay(make, SCHEDULE))
-        return
-    schedules = SCHEDULES // FAULT_SHARE // SHARES.get(name.partition("_")[0], 1)
-    explored = explore(make, preemptions=PREEMPTIONS, faults=FAULTS, schedules_max=schedules, seed=SEED)
-    print(f"{name}: {explored.schedules} schedules, {explored.states} states, seed {SEED}")
-    report(name, explored.failure)
+    check(name, SCHEDULES // FAULT_SHARE, faults=FAULTS)
 
 
 def test_everything_keeps_what_is_needed() -> None:

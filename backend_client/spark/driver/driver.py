@@ -150,11 +150,11 @@ class BatchRunner:
     def close(self) -> None:
         """Release the query's resources on driver and executors, and close the connection to the coordinator."""
         self.rescaling.close()
+        self._newcomers.close()
         self._links.close()
         self._failover.close()
         self.output.close()
         self._shipments.close()
-        self._newcomers.close()
         self._client.close()
 
     def close_behind(self, query: StreamingQuery) -> None:

@@ -6,12 +6,13 @@ The task of a batch opens it for its rows; a `TablePreparation` opens it earlier
 
 from __future__ import annotations
 
-import time
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
+from functools import partial
 
 import pyarrow as pa
 
+from backend_client.service.deadline import Deadline
 from backend_client.service.job_session import kept_client
 from backend_client.service.restore import Advance, SlowRestoreError, advance_to_base
 from backend_client.settings import BackendSettings
@@ -50,12 +51,15 @@ def open_partition(
     """
     if patience_s == 0:
         raise SlowRestoreError("the table is being restored elsewhere")
-    begun_s = time.monotonic()
-
-    def advance(table: StateTable) -> Advance:
-        left_s = None if patience_s is None else max(0.0, patience_s - (time.monotonic() - begun_s))
-        return advance_to_base(table, kept_client(settings), settings.job, operator, key_groups, base, left_s)
-
+    advance = partial(
+        advance_to_base,
+        client=kept_client(settings),
+        job=settings.job,
+        operator=operator,
+        key_groups=key_groups,
+        base=base,
+        until=None if patience_s is None else Deadline(patience_s),
+    )
     folder = settings.private_folder("tables", job_uid, operator, key_groups.to_text())
     return open_advanced(folder, advance, settings.local_idle_s, patience_s)
 

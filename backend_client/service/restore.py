@@ -84,7 +84,7 @@ def advance_to_base(
     operator: str,
     key_groups: KeyGroupRange,
     base: CheckpointRef | None,
-    patience_s: float | None = None,
+    until: Deadline | None = None,
 ) -> Advance:
     """
     Advance the table to checkpoint `base` (None: before the first).
@@ -96,11 +96,11 @@ def advance_to_base(
         operator: The table's operator.
         key_groups: Its key groups.
         base: The checkpoint.
-        patience_s: Seconds after which it is given up, earlier if it cannot succeed; None: as long as it takes. A table
-            in memory, where the local disk fails, is waited for: a restore beside the batches would not last.
+        until: When it is given up, earlier if it cannot succeed; None: as long as it takes. A table in memory, where
+            the local disk fails, is waited for: a restore beside the batches would not last.
 
     Raises:
-        SlowRestoreError: It took longer than `patience_s`, or would. The table has no version then.
+        SlowRestoreError: It took longer, or would. The table has no version then.
         CorruptDataError: Stored state is damaged; names the object. The table keeps none of it under a version.
         UnavailableError: The sidecar or its store does not answer.
         LocalDiskError: The table's folder cannot be used; a retry there would fail, too.
@@ -109,13 +109,13 @@ def advance_to_base(
         # Any content belongs to no checkpoint of this job.
         table.clear()
         return Advance(0)
-    if patience_s is not None and not isinstance(table, MemoryTable):
+    if until is not None and not isinstance(table, MemoryTable):
         try:
-            return _advance(table, client, job, operator, key_groups, base.to_text(), Deadline(patience_s))
+            return _advance(table, client, job, operator, key_groups, base.to_text(), until)
         except LocalDiskError:
             raise  # a restore beside the batches would leave nothing on this disk either
         except UnavailableError as error:
-            raise SlowRestoreError(f"the sidecar did not answer within {patience_s:g} s: {error}") from error
+            raise SlowRestoreError(f"the sidecar did not answer in time: {error}") from error
     for _ in range(_BROKEN_STREAMS_MAX):
         try:
             return _advance(table, client, job, operator, key_groups, base.to_text())

@@ -42,9 +42,13 @@ def spark() -> Iterator[SparkSession]:
         _stop_sidecars(folder)
 
 
-@pytest.fixture(scope="session", autouse=True)
+@pytest.fixture(scope="module", autouse=True)
 def forked_sidecars() -> Iterator[None]:
-    """Let drivers in this process start sidecars as forks; those that tasks start are processes of their own."""
+    """
+    Let drivers in this process start sidecars as forks; those that tasks start are processes of their own.
+
+    Not for the session: this process runs other tests in between, of which some look how a sidecar is started.
+    """
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(launcher, "run_detached", run_forked)
         yield

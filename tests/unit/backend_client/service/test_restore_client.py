@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 
+from backend_client.service.deadline import Deadline
 from backend_client.service.restore import SlowRestoreError, advance_to_base, read_change_sets
 from backend_client.state.keyed_state import table_key
 from backend_client.table.local_disk import LocalDiskError
@@ -103,7 +104,7 @@ def test_impatient_task_gives_up_large_restore(table: StateTable) -> None:
     client = ScriptedClient(({**header, "bytes": 1 << 40}, b""), changed({key(12): b"1"}), END)
 
     with pytest.raises(SlowRestoreError, match="bytes take longer"):
-        advance_to_base(table, client, "job", "op", GROUPS, BASE, patience_s=1)  # type: ignore[arg-type]
+        advance_to_base(table, client, "job", "op", GROUPS, BASE, until=Deadline(1))  # type: ignore[arg-type]
     assert (table.version, table.get(key(10))) == ("3.0.u", b"old")
     assert client.patience_s is not None
     assert 0 < client.patience_s <= 1
@@ -115,7 +116,7 @@ def test_whole_table_needs_more_time_than_a_difference(table: StateTable) -> Non
         header, _ = plan(full=is_full)
         client = ScriptedClient(({**header, "bytes": 150 << 20}, b""), changed({key(12): b"1"}), END)
         with nullcontext() if comes else pytest.raises(SlowRestoreError, match="bytes take longer"):
-            advance_to_base(table, client, "job", "op", GROUPS, BASE, patience_s=1)  # type: ignore[arg-type]
+            advance_to_base(table, client, "job", "op", GROUPS, BASE, until=Deadline(1))  # type: ignore[arg-type]
         table.advance([], "3.0.u")
 
 
@@ -124,7 +125,7 @@ def test_impatient_task_gives_up_slow_restore(table: StateTable) -> None:
     slow = ScriptedClient(plan(full=True), changed({key(12): b"1"}), END)
 
     with pytest.raises(SlowRestoreError, match="takes longer"):
-        advance_to_base(table, slow, "job", "op", GROUPS, BASE, patience_s=-1)  # type: ignore[arg-type]
+        advance_to_base(table, slow, "job", "op", GROUPS, BASE, until=Deadline(-1))  # type: ignore[arg-type]
     assert table.version is None
     assert advance(table, ScriptedClient(plan(full=True), changed({key(13): b"2"}), END)) == 1
     assert dict(table.items()) == {key(13): b"2"}
@@ -134,7 +135,7 @@ def test_few_checkpoints_are_awaited(table: StateTable) -> None:
     """A table that lacks a checkpoint only is advanced whatever it takes: given up halfway, it would be lost."""
     client = ScriptedClient(plan(full=False), changed({key(10): b"1"}), END)
 
-    assert advance_to_base(table, client, "job", "op", GROUPS, BASE, patience_s=1e-9).changes == 1  # type: ignore[arg-type]
+    assert advance_to_base(table, client, "job", "op", GROUPS, BASE, until=Deadline(1e-9)).changes == 1  # type: ignore[arg-type]
 
 
 def test_silent_sidecar_is_a_slow_restore(table: StateTable) -> None:
@@ -147,8 +148,8 @@ def test_silent_sidecar_is_a_slow_restore(table: StateTable) -> None:
                 raise UnavailableError("no answer")
             yield iter(())
 
-    with pytest.raises(SlowRestoreError, match="did not answer within 1 s"):
-        advance_to_base(table, SilentClient(), "job", "op", GROUPS, BASE, patience_s=1)  # type: ignore[arg-type]
+    with pytest.raises(SlowRestoreError, match="did not answer in time"):
+        advance_to_base(table, SilentClient(), "job", "op", GROUPS, BASE, until=Deadline(1))  # type: ignore[arg-type]
     assert table.version == "3.0.u"
 
 
@@ -273,9 +274,9 @@ def test_stream_that_keeps_breaking_is_reported(table: StateTable) -> None:
     assert (table.version, table.get(key(10))) == ("3.0.u", b"old")
 
 
-@pytest.mark.parametrize("patience_s", [None, 1.0])
+@pytest.mark.parametrize("until", [None, Deadline(1.0)])
 def test_local_disk_is_not_tried_again(
-    table: StateTable, monkeypatch: pytest.MonkeyPatch, patience_s: float | None
+    table: StateTable, monkeypatch: pytest.MonkeyPatch, until: Deadline | None
 ) -> None:
     """I16: an error of the local disk is not retried, nor taken for a slow restore: another folder may work."""
 
@@ -285,7 +286,7 @@ def test_local_disk_is_not_tried_again(
     monkeypatch.setattr(StateTable, "advance_columns", fail)
     client = ScriptedClient(plan(full=False), changed({key(10): b"1"}), END)
     with pytest.raises(LocalDiskError):
-        advance_to_base(table, client, "job", "op", GROUPS, BASE, patience_s)  # type: ignore[arg-type]
+        advance_to_base(table, client, "job", "op", GROUPS, BASE, until)  # type: ignore[arg-type]
 
     assert len(client.asked) == 1
 

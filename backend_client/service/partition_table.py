@@ -19,7 +19,7 @@ from backend_client.settings import BackendSettings
 from backend_client.table.opening import open_advanced
 from backend_client.table.state_table import StateTable
 from dstl_service.wire import CheckpointRef
-from storage.key_groups import KeyGroupRange, key_group_range
+from storage.key_groups import KeyGroupRange
 
 PREPARED = "changes long"
 """Schema of the output: for each prepared table the number of changes that it lacked."""
@@ -66,20 +66,28 @@ def open_partition(
 
 @dataclass(frozen=True, slots=True)
 class TablePreparation:
-    """The function that ``mapInArrow`` runs: its input's only column has the numbers of the partitions to prepare."""
+    """
+    The function that ``mapInArrow`` runs: its input's only column has indexes of partitions to prepare.
+
+    Args:
+        settings: The job's settings.
+        job_uid: The job's uid.
+        operator: The operator's name.
+        key_groups: Those of each partition, by index.
+        base: The checkpoint to which the tables are advanced.
+    """
 
     settings: BackendSettings
     job_uid: str
     operator: str
-    parallelism: int
-    max_parallelism: int
+    key_groups: tuple[KeyGroupRange, ...]
     base: CheckpointRef
 
     def __call__(self, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         """Advance the tables of these partitions to the base, and leave them on this host's disk."""
         for batch in batches:
-            for partition in batch.column(0).to_pylist():
-                key_groups = key_group_range(partition, self.parallelism, self.max_parallelism)
+            for at in batch.column(0).to_pylist():
+                key_groups = self.key_groups[at]
                 table, advance = open_partition(self.settings, self.job_uid, self.operator, key_groups, self.base)
                 table.close()
                 yield pa.RecordBatch.from_arrays([pa.array([advance.changes], pa.int64())], ["changes"])

@@ -48,7 +48,7 @@ from backend_client.spark.driver.placement import (
     place,
     place_combined,
 )
-from backend_client.spark.places.hosts import Hosts
+from backend_client.spark.places.hosts import PARTITION_COLUMN, Hosts
 from backend_client.spark.places.seats import Seats
 from backend_client.spark.query import Operator
 from backend_client.spark.task.columnar_calls import ColumnarCalls
@@ -221,8 +221,9 @@ def test_pinned_rows_are_combined_where_they_are(spark: SparkSession) -> None:
     frame, hosts = own.range(1000).selectExpr("id % 7 as k", "id as v"), Hosts(own, keeps_copies=False)
     places = Seats(("far",) * PARTITIONS, (None,) * PARTITIONS)
     twice = Twice(frame, Aggregate(Sum("v")), ("k",))
+    anchor = hosts.frame_of(range(PARTITIONS), PARTITIONS, places).hint("shuffle_hash")
     placed = place_combined(
-        twice.operator, twice.combining, frame, PARTITIONS, GROUPS, lambda rows, _: hosts.pin_to(places, rows)
+        twice.operator, twice.combining, frame, PARTITIONS, GROUPS, lambda rows, _: rows.join(anchor, PARTITION_COLUMN)
     )
     rows = placed.select(F.spark_partition_id(), ORDER_COLUMN).collect()
     assert len(rows) == 7

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F
@@ -37,17 +37,6 @@ def key_places(operator: Operator) -> tuple[int | None, ...]:
     """Return each key column's position among the input's columns; None for one that `place` adds in normal form."""
     schema = operator.input_schema
     return tuple(None if _has_normal_form(schema[name]) else schema.names.index(name) for name in operator.key_columns)
-
-
-def place_numbers(spark: SparkSession, numbers: Sequence[int], parallelism: int, pin: Pin | None) -> DataFrame:
-    """Return a frame of numbers below `parallelism`, each in the partition of this number."""
-    first, last = min(numbers), max(numbers)
-    frame = spark.range(first, last + 1)
-    if last - first >= len(numbers):
-        frame = frame.where(F.col("id").isin(list(numbers)))
-    frame = frame.select(F.col("id").cast("int").alias(PARTITION_COLUMN))
-    placed = frame.repartitionById(parallelism, PARTITION_COLUMN)
-    return placed if pin is None else pin(placed, parallelism)
 
 
 def slots_placer(spark: SparkSession, anchor: Callable[[int], DataFrame] | None) -> Callable[[int], DataFrame]:

@@ -10,15 +10,15 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
-from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql import SparkSession
 
 from backend_client.service.job_session import JobSession
 from backend_client.service.partition_table import PREPARED, TablePreparation
 from backend_client.settings import BackendSettings
-from backend_client.spark.driver.placement import Pin, place_numbers
 from backend_client.spark.own_session import own_session
-from backend_client.spark.places.hosts import Hosts
-from backend_client.spark.places.seats import Takeover
+from backend_client.spark.places.hosts import PARTITION_COLUMN, Hosts
+from backend_client.spark.places.seats import Seats, Takeover
+from storage.key_groups import key_group_range
 
 _SHARE = 4
 """A preparation uses at most one of this many cores, so that batches keep the others."""
@@ -47,20 +47,14 @@ class TablePreparer:
 
     def prepare_takeover(self, operator: str, takeover: Takeover) -> Iterator[Sequence[int]]:
         """Prepare tables where their partitions are taken over; yield as `prepare` does."""
-        assert self.hosts is not None
-        hosts, places = self.hosts, takeover.after
-
-        def pin(rows: DataFrame, _: int) -> DataFrame:
-            return hosts.pin_to(places, rows)
-
-        return self._prepare(operator, len(places.runners), takeover.partitions, pin)
+        return self._prepare(operator, len(takeover.after.runners), takeover.partitions, takeover.after)
 
     def prepare(self, operator: str, parallelism: int, partitions: Sequence[int]) -> Iterator[Sequence[int]]:
         """Prepare the tables of some partitions at the newest checkpoint; yield those of each job when it is done."""
-        return self._prepare(operator, parallelism, partitions, None if self.hosts is None else self.hosts.pin)
+        return self._prepare(operator, parallelism, partitions)
 
     def _prepare(
-        self, operator: str, parallelism: int, partitions: Sequence[int], pin: Pin | None
+        self, operator: str, parallelism: int, partitions: Sequence[int], seats: Seats | None = None
     ) -> Iterator[Sequence[int]]:
         own = own_session(self.spark)
         at_once = max(1, own.sparkContext.defaultParallelism // _SHARE)
@@ -68,9 +62,13 @@ class TablePreparer:
             base = self.session.base
             if base is None:
                 return
-            task = TablePreparation(
-                self.settings, self.session.job_uid, operator, parallelism, self.session.max_parallelism, base
-            )
-            numbers = partitions[first : first + at_once]
-            place_numbers(own, numbers, parallelism, pin).mapInArrow(task.__call__, PREPARED).collect()
-            yield numbers
+            chosen = partitions[first : first + at_once]
+            key_groups = [key_group_range(one, parallelism, self.session.max_parallelism) for one in chosen]
+            task = TablePreparation(self.settings, self.session.job_uid, operator, tuple(key_groups), base)
+            # One task for each: a task without a partition would take an executor's core from batches for nothing.
+            if self.hosts is None:
+                frame = own.range(0, len(chosen), 1, len(chosen)).selectExpr(f"cast(id as int) as {PARTITION_COLUMN}")
+            else:
+                frame = self.hosts.frame_of(chosen, parallelism, seats)
+            frame.mapInArrow(task.__call__, PREPARED).collect()
+            yield chosen

@@ -134,12 +134,6 @@ class Hosts:
         """Lead rows that are partitioned by `PARTITION_COLUMN` to their partitions' places."""
         return _pinned(rows, self.anchor(parallelism))
 
-    def pin_to(self, seats: Seats, rows: DataFrame) -> DataFrame:
-        """Lead rows to other places."""
-        with self._lock:
-            anchor = self._new_anchor(len(seats.runners), seats)
-        return _pinned(rows, anchor.frame)
-
     def anchor(self, parallelism: int) -> DataFrame:
         """Return a frame with the number of each partition, and alone, in this partition, at its places."""
         with self._lock:
@@ -148,6 +142,18 @@ class Hosts:
             if anchor is None or anchor.seats != seats or anchor.executors != self._warm:
                 anchor = self._anchors[parallelism] = self._new_anchor(parallelism, seats)
             return anchor.frame
+
+    def frame_of(self, partitions: Sequence[int], parallelism: int, seats: Seats | None = None) -> DataFrame:
+        """
+        Return a frame with one row for each of these partitions, alone and at its places: its index among them.
+
+        Args:
+            partitions: Their numbers.
+            parallelism: The number of all partitions.
+            seats: Other places than the present ones.
+        """
+        with self._lock:
+            return self._frame_of(partitions, seats if seats is not None else self._known_seats(parallelism))
 
     def frame_at(self, hosts: Sequence[str], executors: Collection[Executor] = ()) -> DataFrame:
         """Return a frame of numbers with one partition for each of these places, whose task prefers it."""
@@ -189,12 +195,14 @@ class Hosts:
         self._seats[parallelism] = now
 
     def _new_anchor(self, parallelism: int, seats: Seats | None) -> _Anchor:
-        numbers, executors = self._numbers(parallelism), self._warm
+        return _Anchor(seats, self._warm, self._frame_of(range(parallelism), seats))
+
+    def _frame_of(self, partitions: Sequence[int], seats: Seats | None) -> DataFrame:
+        numbers = self._numbers(len(partitions))
         if seats is None:
-            return _Anchor(seats, executors, numbers)
-        places = locations(seats, executors)
-        named = [[executor_location(*place) for place in of_partition] for of_partition in places]
-        return _Anchor(seats, executors, located(numbers, named))
+            return numbers
+        places = locations(seats, self._warm)
+        return located(numbers, [[executor_location(*place) for place in places[at]] for at in partitions])
 
     def _numbers(self, count: int) -> DataFrame:
         numbers = self._spark.range(count).select(F.col("id").cast("int").alias(PARTITION_COLUMN))

@@ -3,7 +3,8 @@ Changes the parallelism of operators while their query runs.
 
 A request first prepares the tables of the new partitions beside the batches: a few at a time, on the executors on which
 the new anchors place them, twice, so that the second pass only adds the changes of the batches meanwhile. The next
-batch then runs with the new parallelism, and its tables lack only the changes since the second pass.
+batch then runs with the new parallelism, and its tables lack only the changes since the second pass. After each step
+there is a pause as long as the step, so that batches have the executors for themselves for at least half of the time.
 
 A failed preparation costs time, never correctness: the batch that switches then restores its tables itself.
 """
@@ -12,6 +13,7 @@ from __future__ import annotations
 
 import logging
 import threading
+import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 from itertools import chain
@@ -48,7 +50,7 @@ class Rescaling:
         self._ready: dict[str, int] = {}
         self._followed: dict[str, tuple[int, str]] = {}
         self._worker: threading.Thread | None = None
-        self._is_closed = False
+        self._closed = threading.Event()
 
     @property
     def parallelism(self) -> dict[str, int]:
@@ -82,7 +84,7 @@ class Rescaling:
             if parallelism == self._current[operator]:
                 return  # else a preparation would use the tables that batches use
             self._wanted[operator] = parallelism
-            if self._worker is None and not self._is_closed:
+            if self._worker is None and not self._closed.is_set():
                 self._worker = threading.Thread(target=self._work, name="dstl-rescale", daemon=True)
                 self._worker.start()
 
@@ -120,7 +122,7 @@ class Rescaling:
     def close(self) -> None:
         """Accept no request any more; a running preparation ends after its current step."""
         with self._lock:
-            self._is_closed = True
+            self._closed.set()
             self._wanted.clear()
             self._ready.clear()
 
@@ -133,8 +135,11 @@ class Rescaling:
                 operator, parallelism = next(iter(self._wanted.items()))
             table = self._tables[operator]
             try:
+                begun_s = time.monotonic()
                 for step in chain.from_iterable(self._prepare(table, parallelism) for _ in range(PASSES)):
                     logger.debug("tables of operator %s are prepared: %s", operator, step)
+                    self._closed.wait(time.monotonic() - begun_s)
+                    begun_s = time.monotonic()
                     if self._wanted.get(operator) != parallelism:
                         break
             except Exception:

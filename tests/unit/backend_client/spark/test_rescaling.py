@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+import time
 from collections.abc import Iterator
 
 import pytest
@@ -170,3 +171,21 @@ def test_impossible_requests_are_refused(operator: str, parallelism: int) -> Non
 
     with pytest.raises(InvalidInputError):
         rescaling.request(operator, parallelism)
+
+
+def test_batches_have_half_of_the_time() -> None:
+    """A step that takes a while is followed by a pause as long."""
+    begun, ended = [], []
+
+    def prepare(_: str, __: int) -> Iterator[int]:
+        for number in range(2):
+            begun.append(time.monotonic())
+            time.sleep(0.05)
+            ended.append(time.monotonic())
+            yield number
+
+    rescaling = Rescaling(INFOS, 128, prepare)
+    rescaling.request("one", 8)
+    switched(rescaling, [8, 4])
+
+    assert all(next_ - end >= 0.9 * (end - start) for start, end, next_ in zip(begun, ended, begun[1:], strict=False))

@@ -27,7 +27,6 @@ def main(arguments: Sequence[str] | None = None) -> int:
         help="print the settings of Spark for pinned partitions and fast recovery",
         description="Print the settings of Spark that a query on several hosts needs, as options of spark-submit.",
     )
-    recommended.add_argument("--standbys", action="store_true", help="for queries with standby_replicas")
     recommended.set_defaults(run=_print_recommended_settings)
     standby = commands.add_parser("standby", help="keep copies of tables; tasks start it where standby_replicas is set")
     standby.add_argument("folder", type=Path, help="the job's folder with orders, in local_dir")
@@ -43,12 +42,12 @@ def _follow(options: argparse.Namespace) -> int:
     return run(options.folder)
 
 
-def _print_recommended_settings(options: argparse.Namespace) -> int:
+def _print_recommended_settings(_: argparse.Namespace) -> int:
     """Print the options alone to the standard output, for ``spark-submit $(…)``; the reasons are for people."""
     from backend_client.spark.api.recommended_settings import recommended_settings  # PySpark takes a second to import
 
     reason = ""
-    for one in recommended_settings(standbys=options.standbys):
+    for one in recommended_settings():
         if one.reason != reason:
             reason = one.reason
             sys.stderr.write(f"# {reason}\n")

@@ -129,11 +129,10 @@ def _session(plan: QueryPlan) -> SparkSession:
         "sql.streaming.stateStore.rocksdb.changelogCheckpointing.enabled": "true",
     }
     # Both sides notice a lost executor equally soon.
-    for setting in ChangelogStateBackend.recommended_settings(standbys=bool(plan.column.replicas)):
+    for setting in ChangelogStateBackend.recommended_settings():
         settings[setting.name.removeprefix("spark.")] = setting.value
     # All hosts share few cores here: a task that waits for one does not hang, and a host is not free at once.
-    settings |= {"speculation.minTaskRuntime": "15s"}
-    settings |= {"locality.wait.node": "15s"} if plan.column.replicas else {}
+    settings |= {"speculation.minTaskRuntime": "15s", "locality.wait.node": "15s"}
     more = dict(pair.split("=", 1) for pair in os.environ.get("DSTL_BENCH_SPARK", "").split())
     return start_session("dstl-recovery", settings | more, master=plan.master, folder=Path(plan.folder))
 

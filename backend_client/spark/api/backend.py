@@ -86,20 +86,17 @@ class ChangelogStateBackend:
         )
 
     @staticmethod
-    def recommended_settings(spark: SparkSession | None = None, *, standbys: bool = False) -> list[RecommendedSetting]:
+    def recommended_settings(spark: SparkSession | None = None) -> list[RecommendedSetting]:
         """
         Return the settings of Spark that a query on several hosts needs for pinned partitions and fast recovery.
 
         Each has its reason, and the application's own value if `spark` is given. Spark reads them when an application
         starts: ``python -m backend_client recommended-settings`` prints them as options of ``spark-submit``.
-
-        Args:
-            spark: The running application.
-            standbys: Whether queries have `standby_replicas`; on the command line ``--standbys``.
         """
         if spark is None:
-            return recommended_settings(standbys=standbys)
-        return recommended_settings(spark.sparkContext.getConf().get, standbys=standbys)
+            return recommended_settings()
+        conf = spark.sparkContext.getConf()
+        return recommended_settings(conf.get)
 
     def rescale(self, operator: str, parallelism: int, *, query: str | None = None) -> None:
         """

@@ -8,9 +8,9 @@ session. A query is correct without them.
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
-from backend_client.spark.places.pinning import LOCALITY_WAIT, NODE_WAIT, REDUCE_LOCALITY
+from backend_client.spark.places.pinning import LOCALITY_WAIT, REDUCE_LOCALITY
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,7 +43,6 @@ class RecommendedSetting:
 
 _HANG = "a task that hangs, with its host or alone, gets a second attempt elsewhere; only one attempt counts"
 _COPY = "with standby_replicas: a partition that lost its executor waits this long for the host with its copy"
-_ELSEWHERE = "a task that lost its executor runs elsewhere at once, instead of waiting for a new one on that host"
 _READ = "a task that reads from a lost executor asks the driver at once, and gives up; a silent host gets 8 s in all"
 _CUT = "a task that reads from, or writes to, a host that is cut off gives up after seconds instead of 120"
 _PEER = "with standby_replicas: executors learn this soon which ones can keep the second copy of their output"
@@ -55,7 +54,7 @@ _LOSS = "an executor that stops answering is lost after 5 s instead of 120 s; ra
 _SETTINGS = (
     RecommendedSetting(REDUCE_LOCALITY, "false", "partitions stay with the executors that have their tables"),
     RecommendedSetting(LOCALITY_WAIT, "500ms", "a partition waits this long for its executor, then runs elsewhere"),
-    RecommendedSetting(NODE_WAIT, "0s", _ELSEWHERE),
+    RecommendedSetting("spark.locality.wait.node", "3s", _COPY),
     RecommendedSetting("spark.scheduler.revive.interval", "100ms", _REVIVE),
     RecommendedSetting("spark.python.daemon.module", "backend_client.spark.api.worker_daemon", _FORK),
     RecommendedSetting("spark.python.task.killTimeout", "0s", _KILL),
@@ -63,6 +62,7 @@ _SETTINGS = (
     RecommendedSetting("spark.shuffle.io.maxRetries", "8", _READ),
     RecommendedSetting("spark.shuffle.io.connectionTimeout", "5s", _CUT),
     RecommendedSetting("spark.shuffle.io.connectionCreationTimeout", "1s", _CUT),
+    RecommendedSetting("spark.storage.cachedPeersTtl", "1000", _PEER),
     RecommendedSetting("spark.speculation", "true", _HANG),
     RecommendedSetting("spark.speculation.minTaskRuntime", "1s", _HANG),
     RecommendedSetting("spark.speculation.interval", "100ms", _HANG),
@@ -71,21 +71,13 @@ _SETTINGS = (
     RecommendedSetting("spark.network.timeoutInterval", "1s", _LOSS),
     RecommendedSetting("spark.storage.blockManagerHeartbeatTimeoutMs", "5000", _LOSS),
 )
-_STANDBY_SETTINGS = (
-    RecommendedSetting(NODE_WAIT, "3s", _COPY),
-    RecommendedSetting("spark.storage.cachedPeersTtl", "1000", _PEER),
-)
 
 
-def recommended_settings(
-    present: Callable[[str], str | None] = lambda _: None, *, standbys: bool = False
-) -> list[RecommendedSetting]:
+def recommended_settings(present: Callable[[str], str | None] = lambda _: None) -> list[RecommendedSetting]:
     """
     Return all recommended settings.
 
     Args:
         present: Returns the application's value of a setting, None if it was not set.
-        standbys: Whether queries have `standby_replicas`.
     """
-    found = {one.name: one for one in (*_SETTINGS, *(_STANDBY_SETTINGS if standbys else ()))}
-    return [replace(one, present=present(one.name)) for one in found.values()]
+    return [RecommendedSetting(one.name, one.value, one.reason, present(one.name)) for one in _SETTINGS]

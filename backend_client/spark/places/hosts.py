@@ -2,9 +2,9 @@
 The hosts of an application, and the frames that lead a query's partitions to them.
 
 Spark has no affinity of partitions to executors, but it schedules a task where an RDD that it reads says. An *anchor*
-is a frame with one row per partition whose RDD names, for each partition, its executor first and another host second:
-with standbys the one with its table's copy. A batch's rows are joined to it by partition number, which moves no row. As
-long as the executor is there it is preferred; when it is gone the other host is, already within the batch.
+is a frame with one row per partition whose RDD names, for each partition, its executor first and, with standbys, the
+host with its table's copy second. A batch's rows are joined to it by partition number, which moves no row. As long as
+the executor is there it is preferred; when it is gone the copy's host is, already within the batch.
 
 An executor that has come later is *cold*: its first task starts Python and loads and compiles the code of all tasks,
 for seconds. It gets no partition until a small job beside the batches has done so.

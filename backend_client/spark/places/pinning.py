@@ -18,19 +18,12 @@ logger = logging.getLogger("backend_client")
 
 REDUCE_LOCALITY = "spark.shuffle.reduceLocality.enabled"
 LOCALITY_WAIT = "spark.locality.wait"
-NODE_WAIT = "spark.locality.wait.node"
 
 
 def hosts_of(spark: SparkSession, settings: BackendSettings) -> Hosts | None:
     """Return the places of a query's partitions; None where they are not pinned, and a warning says why."""
     obstacle = _obstacle(spark)
     if obstacle is None:
-        if settings.standby_replicas and _is_zero(spark.sparkContext.getConf().get(NODE_WAIT)):
-            logger.warning(
-                "%s is 0, so a partition that lost its executor restores its table on any host; set 3s with "
-                "standby_replicas: it then waits for the host with the copy",
-                NODE_WAIT,
-            )
         return Hosts(own_session(spark), keeps_copies=bool(settings.standby_replicas))
     if settings.standby_replicas:
         logger.warning("standby_replicas has no effect where partitions are not pinned to executors")
@@ -57,11 +50,6 @@ def _obstacle(spark: SparkSession) -> str | None:
             f"Spark places tasks near the rows that they read; start it with --conf {REDUCE_LOCALITY}=false to keep "
             "partitions on the executors that have their tables"
         )
-    if _is_zero(conf.get(LOCALITY_WAIT)):
+    if str(conf.get(LOCALITY_WAIT, "3s")).rstrip("msuhdinec ") == "0":
         return f"{LOCALITY_WAIT} is 0, so Spark uses any free executor; keep the default of 3s, or set 500ms"
     return None
-
-
-def _is_zero(duration: str | None) -> bool:
-    """Return whether a setting is a time of no length, in any of Spark's units; by default none is."""
-    return duration is not None and str(duration).rstrip("msuhdinec ") == "0"

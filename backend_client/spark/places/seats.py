@@ -195,43 +195,28 @@ def _takeovers(host: str, runners: Sequence[str], candidates: Sequence[int], cor
     return taken
 
 
-class Place(NamedTuple):
-    """
-    A place at which a task should run.
-
-    Args:
-        executor: The executor's id; None: any one of the host.
-        host: Its host.
-        next_host: Where the task runs as soon as the executor is gone; None: at another one of its host.
-    """
-
-    executor: str | None
-    host: str
-    next_host: str | None = None
-
-
-def locations(seats: Seats, executors: Sequence[Executor]) -> list[list[Place]]:
+def locations(seats: Seats, executors: Sequence[Executor]) -> list[list[tuple[str | None, str]]]:
     """
     Return the places at which each partition's task should run, the best one first.
-
-    An executor that is alone on its host has a host after it: that of the copy, without one any other, so that what a
-    host ran is spread over all others. Spark would wait for a new executor of the host, which is cold.
 
     Args:
         seats: The partitions' hosts.
         executors: All executors.
+
+    Returns:
+        For each partition pairs of executor and host; None instead of an executor: any one of that host.
     """
     found, turn = [], Counter[str]()
     by_host: dict[str, list[str]] = {}
     for executor in executors:
         by_host.setdefault(executor.host, []).append(executor.id)
     for runner, keeper in zip(seats.runners, seats.keepers, strict=True):
-        here, others = by_host.get(runner, []), [host for host in sorted(by_host) if host != runner]
-        places = [Place(None, keeper)] if keeper is not None else []
-        if len(here) == 1 and others:
-            places = [Place(here[0], runner, keeper or others[turn[runner] % len(others)])]
-        elif here:
-            places.insert(0, Place(here[turn[runner] % len(here)], runner))
-        turn[runner] += 1
+        here = by_host.get(runner)
+        places: list[tuple[str | None, str]] = []
+        if here:
+            places.append((here[turn[runner] % len(here)], runner))
+            turn[runner] += 1
+        if keeper is not None:
+            places.append((None, keeper))
         found.append(places)
     return found

@@ -108,19 +108,10 @@ def kill_tasks(spark: SparkSession, group: str, reason: str) -> int:
     return killed
 
 
-def executor_location(executor: str | None, host: str, next_host: str | None = None) -> str:
-    """
-    Return a location for tasks.
-
-    Args:
-        executor: The id of the executor at which they run; None: any one of the host.
-        host: The executor's host.
-        next_host: The host at which they run if the executor is gone or busy; None: `host`.
-    """
+def executor_location(executor: str | None, host: str) -> str:
+    """Return the location that means one executor, or any executor of the host."""
     # Spark takes what is behind the first underscore for the executor.
-    named = next((name for name in (next_host, host) if name is not None and "_" not in name), None)
-    # It does not ask whether the executor is on that host.
-    return host if executor is None or named is None else f"executor_{named}_{executor}"
+    return host if executor is None or "_" in host else f"executor_{host}_{executor}"
 
 
 def located(numbered: DataFrame, locations: Sequence[Sequence[str]]) -> DataFrame:

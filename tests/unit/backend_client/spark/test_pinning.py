@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from backend_client.settings import BackendSettings
-from backend_client.spark.places.pinning import LOCALITY_WAIT, NODE_WAIT, REDUCE_LOCALITY, hosts_of
+from backend_client.spark.places.pinning import LOCALITY_WAIT, REDUCE_LOCALITY, hosts_of
 
 
 class Session:
@@ -54,16 +54,3 @@ def test_failover_without_pinned_partitions_is_told(
     told = [line for line in caplog.messages if "rows may wait" in line]
     assert len(told) == (said is not None)
     assert all(str(said) in line and mode in line for line in told)
-
-
-@pytest.mark.parametrize(("replicas", "wait", "warnings"), [(1, "0ms", 1), (1, "3s", 0), (1, None, 0), (0, "0s", 0)])
-def test_standbys_that_nobody_waits_for_are_told(
-    replicas: int, wait: str | None, warnings: int, caplog: pytest.LogCaptureFixture
-) -> None:
-    """A start warns if Spark would not wait for the host with a copy; without standbys no wait is better."""
-    settings = {"spark.master": "yarn", REDUCE_LOCALITY: "false"} | ({} if wait is None else {NODE_WAIT: wait})
-    session: Any = Session(settings)
-
-    assert hosts_of(session, BackendSettings("file:///s", "job", standby_replicas=replicas)) is not None
-
-    assert sum(NODE_WAIT in line for line in caplog.messages) == warnings

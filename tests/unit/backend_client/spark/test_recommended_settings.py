@@ -23,26 +23,15 @@ def test_settings_of_an_application_are_compared() -> None:
     assert (found["spark.speculation.quantile"].present, found["spark.speculation.quantile"].is_met) == (None, False)
 
 
-@pytest.mark.parametrize("standbys", [False, True])
-def test_each_setting_is_printed_and_documented(capsys: pytest.CaptureFixture[str], standbys: bool) -> None:
+def test_each_setting_is_printed_and_documented(capsys: pytest.CaptureFixture[str]) -> None:
     """What the command prints can stand in a command line of spark-submit; operations.md has the same values."""
-    assert main(["recommended-settings", *(["--standbys"] if standbys else [])]) == 0
+    assert main(["recommended-settings"]) == 0
 
     captured, documented = capsys.readouterr(), DOCS.read_text(encoding="utf-8")
     words = captured.out.split()
-    assert words[::2] == ["--conf"] * len(recommended_settings(standbys=standbys))
-    for one in recommended_settings(standbys=standbys):
+    assert words[::2] == ["--conf"] * len(recommended_settings())
+    for one in recommended_settings():
         assert f"{one.name}={one.value}" in words[1::2]
         assert f"# {one.reason}" in captured.err.splitlines()
         name = one.name.removeprefix("spark.speculation") if "speculation." in one.name else one.name
         assert any(form in documented for form in (f"`{name}={one.value}`", f"| `{name}` | `{one.value}`"))
-
-
-def test_standbys_need_their_host() -> None:
-    """A partition waits for the host with its copy; without one, waiting for its own host would only cost time."""
-    waits = [
-        {one.name: one.value for one in recommended_settings(standbys=standbys)}["spark.locality.wait.node"]
-        for standbys in (False, True)
-    ]
-
-    assert waits == ["0s", "3s"]

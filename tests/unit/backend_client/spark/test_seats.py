@@ -8,7 +8,7 @@ from collections.abc import Collection, Mapping
 from hypothesis import given
 from hypothesis import strategies as st
 
-from backend_client.spark.places.seats import Executor, Place, Seats, locations, seated, takeover
+from backend_client.spark.places.seats import Executor, Seats, locations, seated, takeover
 
 HOSTS = {"a": 2, "b": 2, "c": 2}
 """Each host's cores."""
@@ -112,21 +112,8 @@ def test_locations_name_the_executor_first_and_the_copy_second() -> None:
     seats = Seats(("a", "a", "b"), ("b", None, "a"))
     executors = [Executor("1", "a", 1), Executor("2", "a", 1), Executor("3", "b", 1)]
 
-    assert locations(seats, executors) == [
-        [Place("1", "a"), Place(None, "b")],
-        [Place("2", "a")],
-        [Place("3", "b", next_host="a")],
-    ]
-    assert locations(seats, executors[2:])[0] == [Place(None, "b")]
-
-
-def test_partitions_of_a_lost_executor_have_other_hosts() -> None:
-    """Without copies, what an executor alone on its host runs is spread over all others when it is gone."""
-    seats = Seats(("a", "a", "b", "a"), (None,) * 4)
-    executors = [Executor("1", "a", 1), Executor("2", "b", 1), Executor("3", "c", 1)]
-
-    assert [place.next_host for (place,) in locations(seats, executors)] == ["b", "c", "a", "b"]
-    assert [place.next_host for (place,) in locations(seats, executors[:1])[:1]] == [None], "there is no other one"
+    assert locations(seats, executors) == [[("1", "a"), (None, "b")], [("2", "a")], [("3", "b"), (None, "a")]]
+    assert locations(seats, executors[2:])[0] == [(None, "b")]
 
 
 def test_load_is_by_core() -> None:

@@ -35,6 +35,7 @@ def spark() -> Iterator[SparkSession]:
     # Spark's own state stores keep about half a megabyte of each query.
     folder = Path(tempfile.mkdtemp(prefix="dstl-warehouse-"))
     settings = {**FORKED_WORKERS, "driver.memory": "4g", "local.dir": folder}
+    settings |= {"locality.wait": "10min"}  # longer than any test: what waits for it is seen
     session = start_session("dstl-tests", settings, master="local[2,4]", folder=folder)
     yield session
     session.stop()

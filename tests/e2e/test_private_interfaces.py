@@ -116,6 +116,23 @@ def test_executors_are_known(spark: SparkSession) -> None:
     assert located.executors_at(spark, f"{addresses} elsewhere:1") is None
 
 
+def test_tasks_of_a_lost_executor_run_elsewhere(spark: SparkSession) -> None:
+    """A task whose executor is gone waits for as long as Spark is told to, unless it looks again who is there."""
+    address, _, _ = located.executor_addresses(spark).rpartition(":")
+    numbered = own_session(spark).range(2).select(F.col("id").cast("int").alias("p")).repartitionById(2, "p")
+    places = [[located.executor_location("7", "gone")], [located.executor_location("driver", address)]]
+    done: list[int] = []
+    thread = InheritableThread(target=lambda: done.append(len(located.located(numbered, places).collect())))
+    thread.start()
+
+    def has_ended() -> bool:
+        located.look_again(spark)
+        return not thread.is_alive()
+
+    wait_until(has_ended, what="the job")
+    assert done == [2]
+
+
 def test_error_within_an_expression_is_dropped(spark: SparkSession) -> None:
     """What executors rehearse makes one of Spark's own errors in each row, and yields no error."""
     rows = spark.range(0, 3, 1, 1)

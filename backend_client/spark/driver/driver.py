@@ -43,6 +43,7 @@ from backend_client.spark.failover.rehearsal import rehearse
 from backend_client.spark.failover.restoring import Restoring
 from backend_client.spark.output.end_of_query import await_end
 from backend_client.spark.output.outputs import LostOutputError, Output, OutputPlan
+from backend_client.spark.places.lost_executors import LostExecutors
 from backend_client.spark.places.newcomers import Newcomers
 from backend_client.spark.places.pinning import hosts_of
 from backend_client.spark.private.interruption import interruption
@@ -103,6 +104,7 @@ class BatchRunner:
         pin = self._hosts.pin if self._hosts else None
         self._newcomers = Newcomers(None if has_standbys else self._hosts, prepare.prepare_takeover)
         self._failover = Failover(query.settings, operators, session.max_parallelism, Restoring(prepare.prepare))
+        self._lost_executors = LostExecutors.of(query.spark, self._hosts)
         jobs = OperatorJobs(query.spark.sparkContext.cancelJobGroup)
         self._links = HostLinks(query.spark, session, query.settings, watch_of(query.spark, query.settings, jobs))
         self.rescaling = Rescaling(start.infos, session.max_parallelism, prepare)
@@ -151,6 +153,7 @@ class BatchRunner:
         """Release the query's resources on driver and executors, and close the connection to the coordinator."""
         self.rescaling.close()
         self._newcomers.close()
+        self._lost_executors.close()
         self._links.close()
         self._failover.close()
         self.output.close()
@@ -186,7 +189,10 @@ class BatchRunner:
         tries, must_wait = 1, False
         while True:
             try:
-                with kept_awake(self._settings.sidecar_idle_exit_s, partial(connect, self._settings, 0.0)):
+                with (
+                    kept_awake(self._settings.sidecar_idle_exit_s, partial(connect, self._settings, 0.0)),
+                    self._lost_executors.watched(),
+                ):
                     progress = self._execute(frame, batch_id, tries, must_wait=must_wait)
             except LostOutputError:
                 raise  # the checkpoint exists

@@ -91,6 +91,12 @@ class Hosts:
             return len(self._executors)
 
     @property
+    def executor_ids(self) -> frozenset[str]:
+        """Their ids, as of the last look."""
+        with self._lock:
+            return frozenset(executor.id for executor in self._executors)
+
+    @property
     def cold(self) -> list[Executor]:
         """Those executors that have run nothing yet, as of the last look."""
         with self._lock:

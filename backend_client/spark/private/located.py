@@ -1,5 +1,5 @@
 """
-Executors: which there are, frames whose tasks prefer some of them, and giving one up. Spark's SQL has none of these.
+Executors: which there are, frames whose tasks prefer some of them, and giving them up. Spark's SQL has none of these.
 
 The rules of `session` hold here, too: nothing else uses these interfaces, and each failure says what is missing.
 """
@@ -17,6 +17,7 @@ from backend_client.spark.private.session import java_frame, java_session, jvm_o
 
 _INSTEAD = "leave partitions unpinned: spark.shuffle.reduceLocality.enabled=true, and standby_replicas=0"
 _DRIVER = "driver"
+_NOBODY = "none"
 _RUNNING = "RUNNING"
 _TASKS_MAX = 100_000
 _KILLED_WITHIN_S = 0.5
@@ -74,6 +75,17 @@ def remove_executor(spark: SparkSession, executor: str, reason: str) -> None:
         killing.start()
         killing.join(_KILLED_WITHIN_S)
         context.schedulerBackend().removeExecutor(executor, lost)
+
+
+def look_again(spark: SparkSession) -> None:
+    """Have Spark look again which executors and hosts are there for which tasks wait; it forgets the others."""
+    with needed("TaskScheduler.executorDecommission", "lower spark.locality.wait and spark.locality.wait.node"):
+        context, jvm = java_session(spark).sparkContext(), jvm_of(spark)
+        # It does so at any such notice; that of an executor which it does not know has no other effect.
+        notice = jvm.org.apache.spark.scheduler.ExecutorDecommissionInfo(
+            "an executor is lost", jvm.scala.Option.empty()
+        )
+        context.taskScheduler().executorDecommission(_NOBODY, notice)
 
 
 def _kill(context: Any, executor: str) -> None:

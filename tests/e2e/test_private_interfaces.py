@@ -12,6 +12,7 @@ import inspect
 import json
 import os
 import re
+import socket
 import threading
 import time
 import uuid
@@ -116,20 +117,26 @@ def test_executors_are_known(spark: SparkSession) -> None:
     assert located.executors_at(spark, f"{addresses} elsewhere:1") is None
 
 
-def test_tasks_of_a_lost_executor_run_elsewhere(spark: SparkSession) -> None:
-    """A task whose executor is gone waits for as long as Spark is told to, unless it looks again who is there."""
-    address, _, _ = located.executor_addresses(spark).rpartition(":")
+@pytest.mark.parametrize("keeps_copies", [False, True])
+def test_tasks_of_a_lost_executor_run_elsewhere(spark: SparkSession, keeps_copies: bool) -> None:
+    """A task whose executor is gone would wait for as long as Spark is told to; with a copy it waits for its host."""
+    address = socket.getfqdn(spark.conf.get("spark.driver.host") or "")
+    gone, here = located.executor_location("7", "gone"), located.executor_location("driver", address)
     numbered = own_session(spark).range(2).select(F.col("id").cast("int").alias("p")).repartitionById(2, "p")
-    places = [[located.executor_location("7", "gone")], [located.executor_location("driver", address)]]
     done: list[int] = []
-    thread = InheritableThread(target=lambda: done.append(len(located.located(numbered, places).collect())))
+
+    def run() -> None:
+        places = [[gone, *([address] if keeps_copies else [])], [here]]
+        done.append(len(located.located(numbered, places).collect()))
+
+    thread = InheritableThread(target=run)
     thread.start()
-
-    def has_ended() -> bool:
-        located.look_again(spark)
-        return not thread.is_alive()
-
-    wait_until(has_ended, what="the job")
+    wait_until(lambda: located.end_waits(spark, ["8", "7"], keeps_copies=True) == 1, what="the task that waits")
+    assert located.end_waits(spark, ["8"], keeps_copies=False) == 0, "nobody waits for it"
+    if not keeps_copies:
+        assert thread.is_alive(), "it waits for another executor of the host"
+        assert located.end_waits(spark, ["7"], keeps_copies=False) == 1
+    thread.join(60)
     assert done == [2]
 
 

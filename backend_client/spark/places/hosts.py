@@ -55,7 +55,7 @@ class Hosts:
 
     def __init__(self, spark: SparkSession, *, keeps_copies: bool) -> None:
         self._spark = spark
-        self._keeps_copies = keeps_copies
+        self.keeps_copies = keeps_copies
         self._lock = threading.Lock()
         self._seen: tuple[str, frozenset[str]] = ("", frozenset())
         self._executors: list[Executor] = []
@@ -78,7 +78,7 @@ class Hosts:
             cores = self._cores
             if not cores:
                 return
-            if self._keeps_copies and len(cores) == 1 and not self._has_warned:
+            if self.keeps_copies and len(cores) == 1 and not self._has_warned:
                 self._has_warned = True
                 logger.warning("standby_replicas: no copies until a second host joins, %s is the only one", *cores)
             for parallelism in self._seats:
@@ -188,12 +188,12 @@ class Hosts:
             cores = self._cores
             if not cores:
                 return None
-            self._seats[parallelism] = seated(parallelism, cores, None, keeps_copies=self._keeps_copies)
+            self._seats[parallelism] = seated(parallelism, cores, None, keeps_copies=self.keeps_copies)
         return self._seats[parallelism]
 
     def _seat(self, parallelism: int, cores: Mapping[str, int], ready: Collection[str]) -> None:
         before, ran = self._seats[parallelism], self._ran.get(parallelism)
-        now = seated(parallelism, cores, before, ready, ran, keeps_copies=self._keeps_copies)
+        now = seated(parallelism, cores, before, ready, ran, keeps_copies=self.keeps_copies)
         if now != before:
             logger.info("places of %d partitions: %s", parallelism, _summary(now))
         homes = self._homes.setdefault(parallelism, {})

@@ -1,22 +1,23 @@
 """
 Has Spark run the tasks of a lost executor elsewhere at once, while a batch runs.
 
-Partitions are pinned by data locality, for which Spark lets a task wait: it does so for executors that are gone, too,
-if they were lost before the stage began, or while other tasks waited. Then it waits until both times of locality are
-over, or until a new executor comes to that host; that one is cold. When Spark is told to look again it drops them.
+Partitions are pinned by data locality, for which Spark lets a task wait. It lets it wait for an executor that is gone,
+too: until both times of locality are over, or until a new executor comes to that host, which is cold. Shorter times
+would have tasks of busy executors run where their tables are not.
 """
 
 from __future__ import annotations
 
 import logging
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Collection, Iterator
 from contextlib import contextmanager
+from functools import partial
 
 from pyspark.sql import SparkSession
 
 from backend_client.spark.places.hosts import Hosts
-from backend_client.spark.private.located import executor_ids, look_again
+from backend_client.spark.private.located import end_waits, executor_ids
 from storage.errors import InvalidInputError
 
 logger = logging.getLogger("backend_client")
@@ -32,7 +33,7 @@ class LostExecutors:
     Args:
         hosts: Where partitions run; None where they are not pinned.
         ids: Returns the ids of the executors that are there.
-        look_again: Has Spark forget those that are not.
+        end_waits: Has Spark run tasks elsewhere that wait for these.
         every_s: Time between two looks.
     """
 
@@ -40,12 +41,12 @@ class LostExecutors:
         self,
         hosts: Hosts | None,
         ids: Callable[[], frozenset[str]],
-        look_again: Callable[[], None],
+        end_waits: Callable[[Collection[str]], object],
         every_s: float = _EVERY_S,
     ) -> None:
         self._hosts = hosts
         self._ids = ids
-        self._look_again = look_again
+        self._end_waits = end_waits
         self._every_s = every_s
         self._changed = threading.Condition()
         self._is_running = self._is_closed = False
@@ -54,7 +55,8 @@ class LostExecutors:
     @classmethod
     def of(cls, spark: SparkSession, hosts: Hosts | None) -> LostExecutors:
         """Return that of a query."""
-        return cls(hosts, lambda: executor_ids(spark), lambda: look_again(spark))
+        keeps_copies = hosts is not None and hosts.keeps_copies
+        return cls(hosts, partial(executor_ids, spark), partial(end_waits, spark, keeps_copies=keeps_copies))
 
     @contextmanager
     def watched(self) -> Iterator[None]:
@@ -103,6 +105,6 @@ class LostExecutors:
 
     def _look(self) -> None:
         assert self._hosts is not None
-        if self._hosts.executor_ids - self._ids():
-            # Again with each look: Spark keeps waiting as long as tasks of other executors have not begun.
-            self._look_again()
+        lost = self._hosts.executor_ids - self._ids()
+        if lost:  # with each look again: first, tasks of other executors wait in the same stage
+            self._end_waits(lost)

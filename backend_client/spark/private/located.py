@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import logging
 import threading
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from typing import Any
 
 from pyspark.sql import DataFrame, SparkSession
@@ -17,7 +17,6 @@ from backend_client.spark.private.session import java_frame, java_session, jvm_o
 
 _INSTEAD = "leave partitions unpinned: spark.shuffle.reduceLocality.enabled=true, and standby_replicas=0"
 _DRIVER = "driver"
-_NOBODY = "none"
 _RUNNING = "RUNNING"
 _TASKS_MAX = 100_000
 _KILLED_WITHIN_S = 0.5
@@ -77,15 +76,41 @@ def remove_executor(spark: SparkSession, executor: str, reason: str) -> None:
         context.schedulerBackend().removeExecutor(executor, lost)
 
 
-def look_again(spark: SparkSession) -> None:
-    """Have Spark look again which executors and hosts are there for which tasks wait; it forgets the others."""
-    with needed("TaskScheduler.executorDecommission", "lower spark.locality.wait and spark.locality.wait.node"):
-        context, jvm = java_session(spark).sparkContext(), jvm_of(spark)
-        # It does so at any such notice; that of an executor which it does not know has no other effect.
-        notice = jvm.org.apache.spark.scheduler.ExecutorDecommissionInfo(
-            "an executor is lost", jvm.scala.Option.empty()
-        )
-        context.taskScheduler().executorDecommission(_NOBODY, notice)
+def end_waits(spark: SparkSession, lost: Collection[str], *, keeps_copies: bool) -> int:
+    """
+    Have Spark run tasks at once that wait for lost executors; return how many these are.
+
+    In a stage in which tasks of other executors wait, too, nothing is changed: Spark would place them anywhere.
+
+    Args:
+        spark: The application.
+        lost: Ids of executors that are gone.
+        keeps_copies: Whether tasks still wait for the host of their copy.
+    """
+    tracker, released = spark.sparkContext.statusTracker(), 0
+    with needed("TaskSetManager.localityWaits", "lower spark.locality.wait and spark.locality.wait.node"):
+        context = java_session(spark).sparkContext()
+        for stage in tracker.getActiveStageIds():
+            found = tracker.getStageInfo(stage)
+            if found is None:
+                continue
+            tasks = context.taskScheduler().taskSetManagerForAttempt(stage, found.currentAttemptId)
+            if tasks.isDefined():
+                released += _end_waits(tasks.get(), lost, 1 if keeps_copies else None)
+        if released:
+            context.schedulerBackend().reviveOffers()
+    return released
+
+
+def _end_waits(tasks: Any, lost: Collection[str], levels: int | None) -> int:
+    waiting = [tasks.pendingTasks().forExecutor().get(executor) for executor in lost]
+    pending = int(tasks.numTasks()) - int(tasks.tasksSuccessful()) - int(tasks.runningTasks())
+    if not 0 < pending <= sum(int(of_executor.get().size()) for of_executor in waiting if of_executor.isDefined()):
+        return 0
+    waits_ms = tasks.localityWaits()  # of each level of locality; Spark reads them when it places a task
+    for level in range(len(waits_ms))[:levels]:
+        waits_ms[level] = 0
+    return pending
 
 
 def _kill(context: Any, executor: str) -> None:

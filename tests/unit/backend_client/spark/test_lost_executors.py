@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from typing import Any
 
 import pytest
@@ -19,15 +19,16 @@ class Application:
     def __init__(self) -> None:
         self.executor_ids = frozenset({"0", "1"})
         self.alive = self.executor_ids
-        self.looks = self.looks_again = 0
+        self.looks = 0
+        self.ended: list[list[str]] = []
         self.is_served = True
 
     def ids(self) -> frozenset[str]:
         self.looks += 1
         return self.alive
 
-    def look_again(self) -> None:
-        self.looks_again += 1
+    def end_waits(self, lost: Collection[str]) -> None:
+        self.ended.append(sorted(lost))
         if not self.is_served:
             raise InvalidInputError("Spark lacks the interface")
 
@@ -40,7 +41,7 @@ def application() -> Application:
 @pytest.fixture
 def lost(application: Application) -> Iterator[LostExecutors]:
     hosts: Any = application
-    watch = LostExecutors(hosts, application.ids, application.look_again, every_s=0.001)
+    watch = LostExecutors(hosts, application.ids, application.end_waits, every_s=0.001)
     yield watch
     watch.close()
     wait_until(lambda: not threads(), what="the end of the thread")
@@ -51,13 +52,14 @@ def threads() -> list[threading.Thread]:
     return [thread for thread in threading.enumerate() if thread.name == "dstl-lost-executors"]
 
 
-def test_spark_looks_again_until_the_batch_ends(application: Application, lost: LostExecutors) -> None:
+def test_waits_are_ended_until_the_batch_ends(application: Application, lost: LostExecutors) -> None:
     """One that is lost within a batch is told to Spark again and again; as long as all are there nothing is."""
     with lost.watched():
         wait_until(lambda: application.looks > 2, what="some looks")
-        assert application.looks_again == 0
+        assert application.ended == []
         application.alive = frozenset({"0", "2"})
-        wait_until(lambda: application.looks_again > 2, what="a lost executor that is told")
+        wait_until(lambda: len(application.ended) > 2, what="a lost executor that is told")
+    assert application.ended[:3] == [["1"]] * 3
 
     with lost.watched():
         before = application.looks
@@ -81,7 +83,7 @@ def test_nothing_is_asked_between_batches(application: Application, lost: LostEx
 def test_spark_without_the_interface_is_told_once(
     application: Application, lost: LostExecutors, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """On a Spark that cannot look again, one warning says so, and batches go on."""
+    """On a Spark that cannot end the waits, one warning says so, and batches go on."""
     application.alive, application.is_served = frozenset({"0"}), False
     with lost.watched():
         wait_until(lambda: not threads(), what="the end of the thread")
@@ -92,6 +94,6 @@ def test_spark_without_the_interface_is_told_once(
 
 def test_partitions_without_places_need_no_watch(application: Application) -> None:
     """Where partitions are not pinned, nobody waits for an executor."""
-    watch = LostExecutors(None, application.ids, application.look_again)
+    watch = LostExecutors(None, application.ids, application.end_waits)
     with watch.watched():
         assert threads() == []

@@ -47,6 +47,7 @@ from backend_client.spark.places.newcomers import Newcomers
 from backend_client.spark.places.pinning import hosts_of
 from backend_client.spark.private.interruption import interruption
 from backend_client.spark.private.py4j_lookups import keep_lookups
+from backend_client.spark.private.worker_error import FailedTaskError
 from backend_client.spark.query import Query
 from backend_client.spark.scaling.autoscaler import Autoscaler
 from backend_client.spark.scaling.rescaling import Rescaling
@@ -199,6 +200,8 @@ class BatchRunner:
                     short = interruption(error)
                     if short is not None:
                         raise short from None
+                    if isinstance(error, FailedTaskError):
+                        raise error.with_traceback(None) from None  # nothing on the driver is to blame
                     raise
                 logger.warning("batch %d is executed again (try %d failed): %s", batch_id, tries, error)
                 tries += 1

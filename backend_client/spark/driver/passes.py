@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
+from pyspark.errors import PythonException
 from pyspark.sql import DataFrame
 
 from backend_client.service.job_session import JobSession
@@ -32,6 +33,7 @@ from backend_client.spark.failover.failover import BatchFailover
 from backend_client.spark.failover.operator_jobs import OperatorJobs
 from backend_client.spark.own_session import no_rows
 from backend_client.spark.private.frame_maker import FrameMaker
+from backend_client.spark.private.worker_error import failed_task
 from backend_client.spark.query import Operator
 from backend_client.spark.session_settings import set_for
 from backend_client.spark.shipping import Shipments
@@ -137,8 +139,11 @@ class Passes:
             rows = self._run(operator, info, apply_steps(operator.steps, frame, work.offsets), work, earlier)
             output = KeptOutput(rows, self._standby.output_replicas)
             work.kept.append(output)
-            with self._jobs.running():
-                accepted = collect_receipts(output.frame, info)
+            try:
+                with self._jobs.running():
+                    accepted = collect_receipts(output.frame, info)
+            except PythonException as error:
+                raise failed_task(error, info.label) from None
             if closing is None:
                 self._history.took(operator.name, work.context, accepted)
             return checked(output.frame, accepted), accepted

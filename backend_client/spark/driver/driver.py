@@ -23,6 +23,7 @@ from itertools import chain
 from pyspark.sql import DataFrame
 from pyspark.sql.streaming import StreamingQuery
 
+from backend_client.batch_time import BatchTime
 from backend_client.progress import BatchProgress
 from backend_client.service.client import ServiceClient
 from backend_client.service.job_session import JobSession, connect
@@ -219,17 +220,7 @@ class BatchRunner:
         at = self._times.time(offsets, session.latest)
         self._newcomers.look(self._infos)
         failover = self._failover.begin(batch_id, session.latest, self._infos, at, must_wait=must_wait)
-        context = BatchContext(
-            settings=self._settings,
-            job_uid=session.job_uid,
-            epoch=session.epoch,
-            checkpoint_id=batch_id,
-            base=session.base,
-            coordinator_id=begun.service_id,
-            links=self._links.address(begun.service_id),
-            standby=self._standby.plan(self._infos),
-            time=at,
-        )
+        context = self._context(batch_id, begun.service_id, at)
         work = BatchTry(context, offsets, self._infos, failover)
         started = time.perf_counter()
         try:
@@ -265,6 +256,20 @@ class BatchRunner:
         waiting, lost = failover.rows_waiting, failover.rows_lost
         progress = replace(progress, unpublished=unpublished, rows_waiting=waiting, rows_lost=lost)
         return self._standby.heard(receipts, progress)
+
+    def _context(self, batch_id: int, coordinator_id: str, at: BatchTime | None) -> BatchContext:
+        session = self._session
+        return BatchContext(
+            settings=self._settings,
+            job_uid=session.job_uid,
+            epoch=session.epoch,
+            checkpoint_id=batch_id,
+            base=session.base,
+            coordinator_id=coordinator_id,
+            links=self._links.address(coordinator_id),
+            standby=self._standby.plan(self._infos),
+            time=at,
+        )
 
     def _flush(self, batch_id: int, plan: CompleteRequest) -> None:
         """Start the upload of the operators' changes, if the coordinator is up; `complete` waits for it anyway."""

@@ -11,10 +11,12 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 from pyspark.errors import PythonException
-from pyspark.sql import DataFrame
+from pyspark.sql import DataFrame, SparkSession
 
+from backend_client.failover.patience import TaskFailover
 from backend_client.service.job_session import JobSession
 from backend_client.spark.batch import BatchContext, Receipt
+from backend_client.spark.combining import Combining
 from backend_client.spark.driver.batch_times import BatchTimes, late_until_ms
 from backend_client.spark.driver.closing import SecondPass
 from backend_client.spark.driver.columnar_history import ColumnarHistory
@@ -172,9 +174,7 @@ class Passes:
             if context.is_second_pass and context.time is not None
             else work.failover.for_tasks(info, can_stall=stored.keys() >= {operator.name} and not deleted)
         )
-        combining = None if context.is_second_pass else self._history.combining(operator.name, failover)
-        if combining is not None and not finds_combined_in_place(frame.sparkSession):
-            combining = None
+        combining = self._combining(operator, failover, frame.sparkSession, context)
         task = OperatorTask(
             operator=operator.name,
             processor=self._shipments.parcel(operator.processor),
@@ -204,3 +204,12 @@ class Passes:
             placed = place_combined(operator, combining, frame, *partitions)
             names = tuple(placed.columns)
         return FrameMaker.of(frame).map_in_arrow(placed, names, task.__call__, task.output_schema())
+
+    def _combining(
+        self, operator: Operator, failover: TaskFailover, spark: SparkSession, context: BatchContext
+    ) -> Combining | None:
+        """Return how Spark combines the operator's rows before they reach Python; None for not at all."""
+        if context.is_second_pass:  # which has no rows
+            return None
+        combining = self._history.combining(operator.name, failover)
+        return combining if combining is not None and finds_combined_in_place(spark) else None

@@ -102,16 +102,7 @@ class S3Store:
         self._prefix = f"{validate_key(prefix)}/" if prefix else ""
         self._ids = ids or SystemIds()
         self._attempts_max = attempts_max
-        if sse_kms_key_id is not None and not (sse or "").startswith("aws:kms"):
-            raise InvalidInputError("sse_kms_key_id needs sse aws:kms or aws:kms:dsse")
-        if sse_customer_key_file is not None and sse is not None:
-            raise InvalidInputError("sse and sse_customer_key_file exclude each other; set only one")
-        self._customer_key = _customer_key(sse_customer_key_file) if sse_customer_key_file is not None else {}
-        self._encryption = {
-            **({} if sse is None else {"ServerSideEncryption": sse}),
-            **({} if sse_kms_key_id is None else {"SSEKMSKeyId": sse_kms_key_id}),
-            **self._customer_key,
-        }
+        self._customer_key, self._encryption = _encryption(sse, sse_kms_key_id, sse_customer_key_file)
         own_endpoint = endpoint_url or any(os.environ.get(name) for name in _ENDPOINT_VARIABLES)
         s3_options: Any = {
             "addressing_style": addressing_style or ("path" if own_endpoint else "auto"),
@@ -290,6 +281,23 @@ class S3Store:
         error_class, advice = meaning(verb, code, status)
         message = f"cannot {verb} {key or self.url}: {advice}"
         return error_class(message, key=key, store=self.url, code=code, status=status)
+
+
+def _encryption(
+    sse: str | None, kms_key_id: str | None, customer_key_file: os.PathLike[str] | None
+) -> tuple[dict[str, Any], dict[str, Any]]:
+    """Return the parameters of requests that read objects, and of those that write them."""
+    if kms_key_id is not None and not (sse or "").startswith("aws:kms"):
+        raise InvalidInputError("sse_kms_key_id needs sse aws:kms or aws:kms:dsse")
+    if customer_key_file is not None and sse is not None:
+        raise InvalidInputError("sse and sse_customer_key_file exclude each other; set only one")
+    customer_key = _customer_key(customer_key_file) if customer_key_file is not None else {}
+    encryption = {
+        **({} if sse is None else {"ServerSideEncryption": sse}),
+        **({} if kms_key_id is None else {"SSEKMSKeyId": kms_key_id}),
+        **customer_key,
+    }
+    return customer_key, encryption
 
 
 def _customer_key(path: os.PathLike[str]) -> dict[str, Any]:

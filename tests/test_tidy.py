@@ -222,7 +222,6 @@ PRIVATE_IN_TESTS = {
     "_objects": "all that a model's store holds is looked at before each of its calls, and a copy costs minutes",
     "_operator_infos": "the check that it is part of is left out",
     "_owned_session": "the session whose answer is lost",
-    "_parser": "command lines of containers are read as `dstl` reads them",
     "_process": "a driver's process is killed, as by another one",
     "_remove_idle": "slots are removed while others take them, with no age",
     "_remove_if_idle": "see _remove_idle",

@@ -90,6 +90,9 @@ class ServiceClient:
         certificate: Files with the client certificate and key for an ``https`` service, if any; may be the same file.
     """
 
+    keeps_copies = False
+    """Whether restored tables are a standby's copies, for which no snapshot is asked."""
+
     def __init__(
         self,
         address: str,
@@ -158,14 +161,13 @@ class ServiceClient:
         *,
         is_output: bool = False,
         only: int | None = None,
-        is_copy: bool = False,
         patience_s: float | None = None,
     ) -> Iterator[Iterator[tuple[dict[str, Any], bytes]]]:
         """
         Open the stream of frames that advances a table from a checkpoint (None: an empty table) to another one.
 
-        With `is_output` the operator holds rows in the log, and the frames are those, with `only` of one checkpoint;
-        with `is_copy` the table is a standby's: no snapshot is asked for. Frames: `dstl_service.wire.decode_frames`.
+        With `is_output` the operator holds rows in the log, and the frames are those, with `only` of one checkpoint.
+        Frames: `dstl_service.wire.decode_frames`.
         """
         query: dict[str, Any] = {
             "operator": operator,
@@ -179,10 +181,10 @@ class ServiceClient:
             query["output"] = "true"
         if only is not None:
             query["only"] = only
-        if is_copy:
+        if self.keeps_copies:
             query["copy"] = "true"
         with self._frames("GET", f"/v1/jobs/{job}/restore?{urlencode(query)}", None, patience_s) as frames:
-            yield frames
+            yield self._restored(frames)
 
     @contextmanager
     def read(
@@ -192,6 +194,10 @@ class ServiceClient:
         body = json.dumps(asdict(ReadRequest(epoch, list(refs)))).encode()
         with self._frames("POST", f"/v1/jobs/{job}/read", body) as frames:
             yield frames
+
+    def _restored(self, frames: Iterator[tuple[dict[str, Any], bytes]]) -> Iterator[tuple[dict[str, Any], bytes]]:
+        """Return the frames of a restore on their way to the caller; a subclass may look at them."""
+        return frames
 
     @contextmanager
     def _frames(

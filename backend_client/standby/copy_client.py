@@ -7,12 +7,10 @@ A step between two checkpoints is not interrupted: a task that waits for the tab
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
 from typing import Any
 
 from backend_client.service.client import ServiceClient
 from dstl_service.wire import PlanFrame
-from storage.key_groups import KeyGroupRange
 
 
 class WantedError(Exception):
@@ -24,7 +22,9 @@ class NoRoomError(Exception):
 
 
 class CopyClient(ServiceClient):
-    """Like its parent, for copies of tables."""
+    """Like its parent, for copies of tables, with the calls below in between."""
+
+    keeps_copies = True
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
@@ -35,35 +35,7 @@ class CopyClient(ServiceClient):
         self.before_part: Callable[[], None] = lambda: None
         """Called before each part of a whole copy; may raise."""
 
-    @contextmanager
-    def restore(
-        self,
-        job: str,
-        operator: str,
-        key_groups: KeyGroupRange,
-        from_checkpoint: str | None,
-        to_checkpoint: str,
-        *,
-        is_output: bool = False,
-        only: int | None = None,
-        is_copy: bool = True,
-        patience_s: float | None = None,
-    ) -> Iterator[Iterator[tuple[dict[str, Any], bytes]]]:
-        """Open the stream of frames as the parent does, with the calls above in between."""
-        with super().restore(
-            job,
-            operator,
-            key_groups,
-            from_checkpoint,
-            to_checkpoint,
-            is_output=is_output,
-            only=only,
-            is_copy=is_copy,
-            patience_s=patience_s,
-        ) as frames:
-            yield self._watched(frames)
-
-    def _watched(self, frames: Iterator[tuple[dict[str, Any], bytes]]) -> Iterator[tuple[dict[str, Any], bytes]]:
+    def _restored(self, frames: Iterator[tuple[dict[str, Any], bytes]]) -> Iterator[tuple[dict[str, Any], bytes]]:
         is_whole = False
         for header, payload in frames:
             if header.get("kind") == PlanFrame.KIND:

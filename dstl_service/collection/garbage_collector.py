@@ -135,17 +135,7 @@ def collect_garbage(
         # This covers the whole store, where calls of other jobs may run, so the age must suffice.
         remove_leftovers(store, clock, max(age_min_ms, ORPHAN_AGE_MIN_MS))
         remove_empty_folders(store, f"{job}/segments", max(age_min_ms, ORPHAN_AGE_MIN_MS))  # of hosts that are gone
-    named = sum(info.key in found.named for info in found.objects)
-    report = GarbageReport(
-        job=job,
-        dry_run=dry_run,
-        objects=len(found.objects),
-        named=named,
-        young=len(found.objects) - named - len(orphans),
-        subsumed=len(found.subsumed),
-        orphans=[info.key for info in orphans],
-        orphan_bytes=sum(info.size_bytes for info in orphans),
-    )
+    report = _report(job, found, orphans, dry_run=dry_run)
     logger.info(
         "garbage collected",
         extra={
@@ -178,6 +168,20 @@ class _Found:
     newest: Manifest | None
     epoch: int
     subsumed: list[CheckpointRef]
+
+
+def _report(job: str, found: _Found, orphans: Sequence[ObjectInfo], *, dry_run: bool) -> GarbageReport:
+    named = sum(info.key in found.named for info in found.objects)
+    return GarbageReport(
+        job=job,
+        dry_run=dry_run,
+        objects=len(found.objects),
+        named=named,
+        young=len(found.objects) - named - len(orphans),
+        subsumed=len(found.subsumed),
+        orphans=[info.key for info in orphans],
+        orphan_bytes=sum(info.size_bytes for info in orphans),
+    )
 
 
 def _look(

@@ -113,6 +113,8 @@ def _compact(offsets: Any) -> str:
 
 def savepoints(options: argparse.Namespace) -> int:
     """Delete or create savepoints as the options say; then print all."""
+    if options.checkpoint is not None and options.create is None:
+        raise InvalidInputError("--checkpoint says which checkpoint a savepoint keeps; name it: --create NAME")
     store, job_store = open_job(options)
     job_store.open(None)
     if options.delete is not None:

@@ -12,6 +12,7 @@ from dstl_service.formats.tombstone import Tombstone
 from dstl_service.repair.fsck import check_job
 from dstl_service.repair.rebuild import describe_rebuild, rebuild_registry
 from storage.clock import SystemClock, SystemIds
+from storage.errors import InvalidInputError
 from storage.object_store import ObjectStore
 
 
@@ -59,9 +60,11 @@ def _collect_deleted(options: argparse.Namespace, store: ObjectStore, tombstone:
 
 def check(options: argparse.Namespace) -> int:
     """Verify a job's stored state, or rebuild its registry; print the problems; return 1 if there are any."""
+    if not options.rebuild and (options.write or options.up_to is not None):
+        raise InvalidInputError("fsck only verifies; --write and --up-to go with --rebuild")
     settings = settings_of(options)
     store = open_existing(settings)
-    if options.rebuild or options.write or options.up_to is not None:
+    if options.rebuild:
         return rebuild(options, store)
     report = check_job(store, options.job)
     if options.json:

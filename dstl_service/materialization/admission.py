@@ -67,20 +67,7 @@ def choose_materializations(
         at_once: Indexes read in parallel.
     """
     gate = _Gate(job_store, job, base)
-    handles: dict[str, MaterializationHandle] = {}
-    announced: list[Announcement] = []
-    refused: set[str] = set()
-    refusals = 0
-    for data in reported:
-        try:
-            if is_announcement(data):
-                announced.append(gate.announced(data))
-            elif (handle := MaterializationHandle.from_dict(data)).uid not in gate.taken:
-                gate.check_listed(handle)
-                handles[handle.uid] = handle
-        except DstlError as error:
-            refusals += 1
-            logger.warning("materialization refused", extra={"job": job, "error": str(error)})
+    announced, handles, refusals = gate.sorted_out(reported)
     until_ms = clock.monotonic_ms() + patience_ms
 
     def check(handle: MaterializationHandle) -> DstlError | None:
@@ -92,8 +79,8 @@ def choose_materializations(
             return error
         return None
 
-    oldest_first = sorted(handles.values(), key=lambda handle: (handle.checkpoint_id, handle.uid))
-    taken = []
+    oldest_first = sorted(handles, key=lambda handle: (handle.checkpoint_id, handle.uid))
+    taken, refused = [], set()
     for handle, why_not in zip(oldest_first, _each(check, oldest_first, at_once), strict=True):
         if why_not is None:
             taken.append(handle)
@@ -128,6 +115,25 @@ class _Gate:
         self._counting = Counting(state)
         self._listed = {item.uid: item for item in job_store.resolve(base).under_way.snapshots}
         self.taken = {item.uid for item in state.materializations}
+
+    def sorted_out(
+        self, reported: Sequence[dict[str, Any]]
+    ) -> tuple[list[Announcement], Collection[MaterializationHandle], int]:
+        """Return the valid announcements, the handles that may be taken, each once, and how many were refused."""
+        announced: list[Announcement] = []
+        handles: dict[str, MaterializationHandle] = {}
+        refusals = 0
+        for data in reported:
+            try:
+                if is_announcement(data):
+                    announced.append(self.announced(data))
+                elif (handle := MaterializationHandle.from_dict(data)).uid not in self.taken:
+                    self.check_listed(handle)
+                    handles[handle.uid] = handle
+            except DstlError as error:
+                refusals += 1
+                logger.warning("materialization refused", extra={"job": self._job, "error": str(error)})
+        return announced, handles.values(), refusals
 
     def announced(self, data: dict[str, Any]) -> Announcement:
         """Return a valid announcement: made for this base, of a table at one of its ancestors."""

@@ -148,9 +148,15 @@ class SnapshotUploader:
             parents=(parent.uid,) if parent and any(file.object_key in in_parent for file in files) else (),
             files=tuple(files),
         )
+        await self._upload_all(table.job, folder, [(found[file.name], file) for file in missing.values()])
+        await self._put_index(table, index)
+        uploaded = sum(file.size_bytes for file in missing.values())
+        return StoredSnapshot(index.handle(table.job), uploaded, index.size_bytes - uploaded)
+
+    async def _upload_all(self, job: str, folder: SnapshotFolder, files: list[tuple[FoundFile, SnapshotFile]]) -> None:
+        """Upload files side by side; the first failure ends all of them, and none goes on after the return."""
         uploads = [
-            asyncio.get_running_loop().create_task(self._upload(table.job, folder, found[file.name], file))
-            for file in missing.values()
+            asyncio.get_running_loop().create_task(self._upload(job, folder, found, file)) for found, file in files
         ]
         try:
             await asyncio.gather(*uploads)
@@ -158,9 +164,6 @@ class SnapshotUploader:
             for task in uploads:
                 task.cancel()
             await asyncio.gather(*uploads, return_exceptions=True)
-        await self._put_index(table, index)
-        uploaded = sum(file.size_bytes for file in missing.values())
-        return StoredSnapshot(index.handle(table.job), uploaded, index.size_bytes - uploaded)
 
     async def _named(
         self,

@@ -111,15 +111,7 @@ def rebuild_registry(
     if registry.is_empty and not survey.objects:
         raise NotFoundError(f"job {job!r} does not exist in {store.url}", job=job)
     life = _choose_life(registry, survey.records)
-    candidates = join_candidates(
-        [
-            CheckpointCandidate.of_record(record, handle, stored_ms)
-            for record, handle, stored_ms in survey.records
-            if record.job_uid == life
-        ]
-        + [CheckpointCandidate.of_manifest(manifest) for manifest in registry.checkpoints if manifest.job_uid == life]
-        + [CheckpointCandidate.of_savepoint(savepoint) for savepoint in registry.kept if savepoint.job_uid == life]
-    )
+    candidates = _candidates(registry, survey, life)
     report = RebuildReport(
         job,
         registry_problems=registry.problems()
@@ -286,6 +278,16 @@ def _choose_life(registry: Registry, records: Sequence[tuple[CheckpointRecord, S
     if newest is not None:
         return newest.job_uid
     return max(((life_of(one.epoch), stored_ms, one.job_uid) for one, _, stored_ms in records), default=(0, 0, ""))[2]
+
+
+def _candidates(registry: Registry, survey: Survey, life: str) -> list[CheckpointCandidate]:
+    """Return what manifests, savepoints and notes tell of the checkpoints of one life."""
+    found = [CheckpointCandidate.of_record(*noted) for noted in survey.records if noted[0].job_uid == life]
+    found += [
+        CheckpointCandidate.of_manifest(manifest) for manifest in registry.checkpoints if manifest.job_uid == life
+    ]
+    found += [CheckpointCandidate.of_savepoint(savepoint) for savepoint in registry.kept if savepoint.job_uid == life]
+    return join_candidates(found)
 
 
 def _max_parallelism(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import shutil
 import time
 from collections.abc import Callable
@@ -410,11 +411,14 @@ def test_failed_batch_loses_nothing(
         )
         run_to_end(result.writeStream, tmp_path / "chk", collected)
 
-    with pytest.raises(StreamingQueryException, match=message):
+    with pytest.raises(StreamingQueryException, match=message) as raised:
         start()
     broken.unlink()
     start()
 
+    said = str(raised.value).partition("operator 'Failing' failed: ")[2]
+    assert re.search(message, said.partition("\n")[0]), "the first line says what happened"
+    assert str(raised.value).count("in handleInputRows") <= 1, "the trace is there once"
     assert collected.batches == expected_output(FILES[:2])
 
 

@@ -190,6 +190,23 @@ def test_memory_sink_is_a_table(
     assert rows_of(spark.table(name)) == expected()
 
 
+def test_name_and_location_may_be_options(spark: SparkSession, make_backend: Backends, tmp_path: Path) -> None:
+    """As in Spark, an option may name the query, whose job it then also names, and no option's case counts."""
+    write_input(tmp_path / "in", FILES)
+    name = "named_" + re.sub(r"\W", "_", tmp_path.name)
+    backend = make_backend("job")
+    with backend.install(spark):
+        grouped = read_input(spark, tmp_path / "in").groupBy("k")
+        result = grouped.transformWithState(Totals(), OUTPUT, "Update", "None")
+        writer = result.writeStream.outputMode("update").format("memory").trigger(availableNow=True)
+        query = writer.options(QueryName=name, checkpointlocation=str(tmp_path / "chk")).start()
+        query.awaitTermination()
+
+    assert query.name == name
+    assert rows_of(spark.table(name)) == expected()
+    assert [progress.job for progress in backend.recent_progress[:1]] == [f"job.{name}"]
+
+
 def test_console_sink_prints_as_spark(
     spark: SparkSession, make_backend: Backends, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -82,17 +82,20 @@ class StatefulStreamWriter:
 
     def option(self, key: str, value: Any) -> StatefulStreamWriter:
         """
-        Set an option; ``checkpointLocation`` is required.
+        Set an option; ``checkpointLocation`` is required. Case does not count, and ``queryName`` names the query.
 
         ``consumerGroup`` names the consumer group of Kafka to which the offsets of a checkpoint are committed when it
         exists, so that monitoring shows the query's lag; see docs/sinks.md.
         """
+        if key.lower() == "queryname":
+            return self.queryName(value)
         self._options[key] = value
         return self
 
     def options(self, **options: Any) -> StatefulStreamWriter:
         """Set several options."""
-        self._options.update(options)
+        for key, value in options.items():
+            self.option(key, value)
         return self
 
     def queryName(self, queryName: str) -> StatefulStreamWriter:
@@ -219,7 +222,7 @@ class StatefulStreamWriter:
         if self._function is not None:
             return self._start(self._function_plan(self._function, None))
         spark = self._query.spark
-        if self._format is None and "path" not in self._options:
+        if self._format is None and self._option("path") is None:
             raise InvalidInputError(
                 "the query has no sink; name one: foreachBatch(…), foreach(…), format(…), toTable(…) or start(path)"
             )
@@ -284,7 +287,7 @@ class StatefulStreamWriter:
         return replace(settings, failover=EXACT) if self._ends else settings
 
     def _location(self) -> str:
-        location = self._options.get("checkpointLocation")
+        location = self._option("checkpointlocation")
         if location:
             return str(location)
         root = self._query.spark.conf.get("spark.sql.streaming.checkpointLocation", None)

@@ -23,6 +23,7 @@ from itertools import chain
 from pyspark.sql import DataFrame
 from pyspark.sql.streaming import StreamingQuery
 
+from backend_client.batch_time import BatchTime
 from backend_client.progress import BatchProgress
 from backend_client.service.client import ServiceClient
 from backend_client.service.job_session import JobSession, connect
@@ -48,6 +49,7 @@ from backend_client.spark.places.newcomers import Newcomers
 from backend_client.spark.places.pinning import hosts_of
 from backend_client.spark.private.interruption import interruption
 from backend_client.spark.private.py4j_lookups import keep_lookups
+from backend_client.spark.private.worker_error import FailedTaskError
 from backend_client.spark.query import Query
 from backend_client.spark.scaling.autoscaler import Autoscaler
 from backend_client.spark.scaling.rescaling import Rescaling
@@ -205,6 +207,8 @@ class BatchRunner:
                     short = interruption(error)
                     if short is not None:
                         raise short from None
+                    if isinstance(error, FailedTaskError):
+                        raise error.with_traceback(None) from None  # nothing on the driver is to blame
                     raise
                 logger.warning("batch %d is executed again (try %d failed): %s", batch_id, tries, error)
                 tries += 1
@@ -222,17 +226,7 @@ class BatchRunner:
         at = self._times.time(offsets, session.latest)
         self._newcomers.look(self._infos)
         failover = self._failover.begin(batch_id, session.latest, self._infos, at, must_wait=must_wait)
-        context = BatchContext(
-            settings=self._settings,
-            job_uid=session.job_uid,
-            epoch=session.epoch,
-            checkpoint_id=batch_id,
-            base=session.base,
-            coordinator_id=begun.service_id,
-            links=self._links.address(begun.service_id),
-            standby=self._standby.plan(self._infos),
-            time=at,
-        )
+        context = self._context(batch_id, begun.service_id, at)
         work = BatchTry(context, offsets, self._infos, failover)
         started = time.perf_counter()
         try:
@@ -268,6 +262,20 @@ class BatchRunner:
         waiting, lost = failover.rows_waiting, failover.rows_lost
         progress = replace(progress, unpublished=unpublished, rows_waiting=waiting, rows_lost=lost)
         return self._standby.heard(receipts, progress)
+
+    def _context(self, batch_id: int, coordinator_id: str, at: BatchTime | None) -> BatchContext:
+        session = self._session
+        return BatchContext(
+            settings=self._settings,
+            job_uid=session.job_uid,
+            epoch=session.epoch,
+            checkpoint_id=batch_id,
+            base=session.base,
+            coordinator_id=coordinator_id,
+            links=self._links.address(coordinator_id),
+            standby=self._standby.plan(self._infos),
+            time=at,
+        )
 
     def _flush(self, batch_id: int, plan: CompleteRequest) -> None:
         """Start the upload of the operators' changes, if the coordinator is up; `complete` waits for it anyway."""

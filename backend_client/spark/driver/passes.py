@@ -10,10 +10,13 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
-from pyspark.sql import DataFrame
+from pyspark.errors import PythonException
+from pyspark.sql import DataFrame, SparkSession
 
+from backend_client.failover.patience import TaskFailover
 from backend_client.service.job_session import JobSession
 from backend_client.spark.batch import BatchContext, Receipt
+from backend_client.spark.combining import Combining
 from backend_client.spark.driver.batch_times import BatchTimes, late_until_ms
 from backend_client.spark.driver.closing import SecondPass
 from backend_client.spark.driver.columnar_history import ColumnarHistory
@@ -32,6 +35,7 @@ from backend_client.spark.failover.failover import BatchFailover
 from backend_client.spark.failover.operator_jobs import OperatorJobs
 from backend_client.spark.own_session import no_rows
 from backend_client.spark.private.frame_maker import FrameMaker
+from backend_client.spark.private.worker_error import failed_task
 from backend_client.spark.query import Operator
 from backend_client.spark.session_settings import set_for
 from backend_client.spark.shipping import Shipments
@@ -137,8 +141,11 @@ class Passes:
             rows = self._run(operator, info, apply_steps(operator.steps, frame, work.offsets), work, earlier)
             output = KeptOutput(rows, self._standby.output_replicas)
             work.kept.append(output)
-            with self._jobs.running():
-                accepted = collect_receipts(output.frame, info)
+            try:
+                with self._jobs.running():
+                    accepted = collect_receipts(output.frame, info)
+            except PythonException as error:
+                raise failed_task(error, info.label) from None
             if closing is None:
                 self._history.took(operator.name, work.context, accepted)
             return checked(output.frame, accepted), accepted
@@ -167,9 +174,7 @@ class Passes:
             if context.is_second_pass and context.time is not None
             else work.failover.for_tasks(info, can_stall=stored.keys() >= {operator.name} and not deleted)
         )
-        combining = None if context.is_second_pass else self._history.combining(operator.name, failover)
-        if combining is not None and not finds_combined_in_place(frame.sparkSession):
-            combining = None
+        combining = self._combining(operator, failover, frame.sparkSession, context)
         task = OperatorTask(
             operator=operator.name,
             processor=self._shipments.parcel(operator.processor),
@@ -199,3 +204,12 @@ class Passes:
             placed = place_combined(operator, combining, frame, *partitions)
             names = tuple(placed.columns)
         return FrameMaker.of(frame).map_in_arrow(placed, names, task.__call__, task.output_schema())
+
+    def _combining(
+        self, operator: Operator, failover: TaskFailover, spark: SparkSession, context: BatchContext
+    ) -> Combining | None:
+        """Return how Spark combines the operator's rows before they reach Python; None for not at all."""
+        if context.is_second_pass:  # which has no rows
+            return None
+        combining = self._history.combining(operator.name, failover)
+        return combining if combining is not None and finds_combined_in_place(spark) else None

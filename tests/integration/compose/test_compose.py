@@ -19,7 +19,7 @@ from typing import Any
 import pytest
 
 from backend_client.settings import BackendSettings
-from dstl_service import cli
+from dstl_service.commands.arguments import parser
 from dstl_service.commands.common import settings_of
 from dstl_service.intake.change_sets import BatchSettings
 from dstl_service.settings import CacheSettings
@@ -119,7 +119,7 @@ class TestPrograms:
         for variable, value in {**services[name]["environment"], "DSTL_CACHE_BYTES_MAX": "12345"}.items():
             monkeypatch.setenv(variable, value)
 
-        settings = settings_of(cli._parser().parse_args(services[name]["command"]))
+        settings = settings_of(parser().parse_args(services[name]["command"]))
 
         assert settings.storage == "s3://state/dstl"
         assert settings.cache.bytes_max == 12_345

@@ -43,6 +43,31 @@ def test_path_in_a_job_is_no_job(tmp_path: Path, command: list[str], capsys: pyt
     assert [info.key for info in store.list("")] == before
 
 
+@pytest.mark.parametrize(
+    ("command", "missing"),
+    [
+        (["fsck", "--write"], "--rebuild"),
+        (["fsck", "--up-to", "3"], "--rebuild"),
+        (["savepoints", "--checkpoint", "3"], "--create NAME"),
+    ],
+)
+def test_option_without_the_one_it_belongs_to(
+    tmp_path: Path, command: list[str], missing: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """A forgotten option is named: nothing is rebuilt that was only to be verified, and no checkpoint seems kept."""
+    store = LocalStore(tmp_path)
+    jobs = opened(store)
+    epoch, _ = jobs.claim("test")
+    jobs.create(manifest(0, epoch, job_uid=jobs.job_uid))
+    (tmp_path / "job/job.json").write_text("damaged")
+    before = [info.key for info in store.list("")]
+
+    assert main([*command, "--storage", store.url, "job"]) == 2
+
+    assert missing in capsys.readouterr().err
+    assert [info.key for info in store.list("")] == before
+
+
 def test_log_file_that_cannot_be_written(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """The error names the file; there is no traceback."""
     file = tmp_path / "none" / "log"

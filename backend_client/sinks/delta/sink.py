@@ -169,7 +169,7 @@ class _DeltaPublisher(SlotPublisher):
 
     def publish(self, records: Iterable[pa.RecordBatch], marker: Marker) -> int:
         """Commit, even without records: a marker that falls behind would look as if the table had been set back."""
-        schema = stored_columns(self._table)
+        schema = stored_columns(self._table, self._sink.path)
         # Through a file: the library reads in its own threads, where the log's errors would lose their kind.
         with tempfile.TemporaryFile() as file:
             rows, size_bytes = _spool(file, self._conformed(records, schema), schema)
@@ -292,7 +292,8 @@ def _commit_file(folder: Path, version: int) -> Path:
 
 
 def _actions(commit: Path) -> list[dict[str, Any]]:
-    return [json.loads(line) for line in commit.read_text(encoding="utf-8").splitlines()]
+    # Of bytes, only the ends of lines end one; those of a text are in values, too: U+2028 stands for itself in JSON.
+    return [json.loads(line) for line in commit.read_bytes().splitlines()]
 
 
 def _flush(folder: Path, version: int) -> None:

@@ -17,7 +17,7 @@ import mmap
 import struct
 import tempfile
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, suppress
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
@@ -266,9 +266,18 @@ def _check_names(columns: pa.Schema, slots: Sequence[Slot]) -> None:
             f"sink {hidden.pop()!r} cannot have Parquet files: readers leave out files whose names begin with an "
             "underscore. Give the sink another name, name=…"
         )
-    found = Counter(name.lower() for name in columns.names)
-    if twice := [name for name in columns.names if found[name.lower()] > 1]:
+    if twice := list(_same_names(list(columns))):
         raise InvalidInputError(f"columns {', '.join(twice)} are the same to Spark, which ignores case: rename one")
+
+
+def _same_names(fields: Sequence[pa.Field], within: str = "") -> Iterator[str]:
+    """Yield the fields, at any depth, beside which there is one of the same name: Spark opens no folder with such."""
+    found = Counter(column.name.lower() for column in fields)
+    for column in fields:
+        name, given = f"{within}{column.name}", column.type
+        if found[column.name.lower()] > 1:
+            yield name
+        yield from _same_names([given.field(number) for number in range(given.num_fields)], f"{name}.")
 
 
 def _marker(store: ObjectStore, key: str) -> Marker:

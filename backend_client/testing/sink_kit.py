@@ -134,11 +134,11 @@ def _names_that_begin_alike(history: History) -> None:
     """What others publish, whose slot, sink or job begins as this one's is called, is not this slot's."""
     kit, own = history.kit, history.slots[1]
     others = (replace(own, number=10), replace(own, sink=f"{own.sink}1"), replace(own, job_uid=f"{own.job_uid}1"))
-    for offset, other in zip((1, 3, 5), others, strict=True):
-        kit.sink.check(kit.columns, [replace(other, number=number) for number in range(other.number + 1)])
+    for number, other in enumerate(others):
+        kit.sink.check(kit.columns, [replace(other, number=slot) for slot in range(other.number + 1)])
         publisher = kit.sink.open(other)
-        marker = Marker(other.job_uid, other.number, history.marker(7).checkpoint)
-        publisher.publish([kit.batch(history.numbers(offset))], marker)
+        marker = Marker(other.job_uid, other.number, history.marker(7 + number).checkpoint)
+        publisher.publish([kit.batch(history.numbers(2 * number + 1))], marker)
         publisher.close()
     history.expect(MARKER, None, history.last(1))
     history.publish(history.marker(0, slot=1), [7])

@@ -478,6 +478,9 @@ def test_columns_are_checked(sink: ParquetSink) -> None:
         sink.check(pa.schema({"d": pa.month_day_nano_interval()}), [SLOT])
     with pytest.raises(InvalidInputError, match="columns v, V are the same to Spark, which ignores case"):
         sink.check(pa.schema({"v": pa.int64(), "V": pa.int64()}), [SLOT])
+    nested = pa.list_(pa.struct({"a": pa.int64(), "A": pa.int64()}))
+    with pytest.raises(InvalidInputError, match=r"columns v\.item\.a, v\.item\.A are the same to Spark"):
+        sink.check(pa.schema({"v": nested}), [SLOT])
 
 
 def test_files_that_readers_leave_out_are_refused(sink: ParquetSink) -> None:

@@ -46,7 +46,7 @@ def s3() -> Iterator[S3Server]:
 def sink(request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> DeltaSink:
     """A sink with an empty table."""
     if request.param == "disk":
-        made = DeltaSink((tmp_path / "out folder").as_uri())
+        made = DeltaSink((tmp_path / "out folder, 100%").as_uri())
     else:
         for name, value in request.getfixturevalue("s3").env().items():
             monkeypatch.setenv(name, value)
@@ -628,6 +628,13 @@ def test_tables_that_cannot_be_written(s3: S3Server, monkeypatch: pytest.MonkeyP
     for wrong in ({"path": "gs://x/y"}, {"compression": "zip"}, {"partition_by": "day"}):
         with pytest.raises(InvalidInputError):
             DeltaSink(**{"path": "file:///x", **wrong})  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("name", ["[x]", "a^b", "a|b", "a\\b", "a%25b", "a\tb"])
+def test_folders_that_the_library_cannot_write_are_refused(tmp_path: Path, name: str) -> None:
+    """It panics when it writes a file, long after the start."""
+    with pytest.raises(InvalidInputError, match="to which the library cannot write"):
+        DeltaSink((tmp_path / name).as_uri())
 
 
 @on_disk

@@ -16,8 +16,7 @@ from __future__ import annotations
 import mmap
 import struct
 import tempfile
-from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from contextlib import ExitStack, suppress
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
@@ -25,7 +24,7 @@ from typing import Any, NamedTuple
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from backend_client.sinks.parquet_files import MARKER, Written, temporary, write, written_records
+from backend_client.sinks.parquet_files import MARKER, Written, same_names, temporary, write, written_records
 from backend_client.sinks.protocol import Marker, Sink, Slot, SlotPublisher
 from storage.errors import (
     ConflictError,
@@ -266,18 +265,8 @@ def _check_names(columns: pa.Schema, slots: Sequence[Slot]) -> None:
             f"sink {hidden.pop()!r} cannot have Parquet files: readers leave out files whose names begin with an "
             "underscore. Give the sink another name, name=…"
         )
-    if twice := list(_same_names(list(columns))):
+    if twice := list(same_names(list(columns))):
         raise InvalidInputError(f"columns {', '.join(twice)} are the same to Spark, which ignores case: rename one")
-
-
-def _same_names(fields: Sequence[pa.Field], within: str = "") -> Iterator[str]:
-    """Yield the fields, at any depth, beside which there is one of the same name: Spark opens no folder with such."""
-    found = Counter(column.name.lower() for column in fields)
-    for column in fields:
-        name, given = f"{within}{column.name}", column.type
-        if found[column.name.lower()] > 1:
-            yield name
-        yield from _same_names([given.field(number) for number in range(given.num_fields)], f"{name}.")
 
 
 def _marker(store: ObjectStore, key: str) -> Marker:

@@ -303,6 +303,8 @@ def test_records_of_a_changed_query_are_one_file(sink: ParquetSink) -> None:
     for before, after in ((batch(1), ["text"]), (batch(2**53 + 1), [0.5])):
         with pytest.raises(UnavailableError, match="before and after a change of the query does not fit into one file"):
             publisher.publish([before, pa.record_batch({"v": after})], marker(1))
+    with pytest.raises(UnavailableError, match="columns v, V are the same to Spark"):
+        publisher.publish([batch(1), pa.record_batch({"V": [2]})], marker(1))
     publisher.close()
     assert (last(sink), seen(sink)) == (marker(0), [1, 2, 3])
 

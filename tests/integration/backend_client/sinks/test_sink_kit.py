@@ -52,6 +52,7 @@ def test_sqlite(tmp_path: Path) -> None:
     assert SinkKit(sink, NUMBERS, numbers, lambda: [row["n"] for row in sink.records()]).run() == []
 
 
+@pytest.mark.timeout(400)  # a reader reads the whole topic each time
 def test_kafka() -> None:
     """A transaction for each slot and checkpoint."""
     with KafkaBroker(partitions=1) as broker:

@@ -30,6 +30,9 @@ from storage.model import ObjectInfo
 ObjectData: TypeAlias = BytesLike | Sequence[BytesLike]
 """The bytes of an object: one buffer, or several that are written back to back."""
 
+_COMPARED_BYTES = 8 << 20
+"""How much of an object is read at once to see whether it has the bytes to write."""
+
 KEY_CHARS_MAX = 768
 """The longest key; leaves room for a store's prefix below S3's 1024 bytes."""
 
@@ -222,10 +225,22 @@ def check_refused_put(store: ObjectStore, key: str, data: ObjectData) -> None:
         UnavailableError: The object no longer exists, so the outcome is unknown; repeat the put.
     """
     try:
-        found = store.get(key)
+        if sum(len(buffer) for buffer in buffers_of(data)) <= _COMPARED_BYTES:
+            check_same(key, data, store.get(key))
+        else:
+            _check_same_pieces(store, key, data)
     except NotFoundError as error:
         raise UnavailableError(f"cannot write {key}: it existed and was then deleted; try again", key=key) from error
-    check_same(key, data, found)
+
+
+def _check_same_pieces(store: ObjectStore, key: str, data: ObjectData) -> None:
+    """Compare a large object piece by piece: it may be a file that is larger than this host's memory."""
+    view = memoryview(data if isinstance(data, bytearray | memoryview) else joined(data)).cast("B")
+    if store.head(key).size_bytes != len(view):
+        raise ConflictError(f"object {key} exists with other bytes", key=key)
+    for offset in range(0, len(view), _COMPARED_BYTES):
+        piece = view[offset : offset + _COMPARED_BYTES]
+        check_same(key, piece, store.get_range(key, offset, len(piece)))
 
 
 def check_same(key: str, data: ObjectData, found: bytes) -> None:

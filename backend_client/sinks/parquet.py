@@ -16,7 +16,6 @@ from __future__ import annotations
 import mmap
 import struct
 import tempfile
-from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from contextlib import ExitStack, suppress
 from dataclasses import dataclass, field
@@ -25,7 +24,7 @@ from typing import Any, NamedTuple
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from backend_client.sinks.parquet_files import MARKER, Written, temporary, write, written_records
+from backend_client.sinks.parquet_files import MARKER, Written, same_names, temporary, write, written_records
 from backend_client.sinks.protocol import Marker, Sink, Slot, SlotPublisher
 from storage.errors import (
     ConflictError,
@@ -266,8 +265,7 @@ def _check_names(columns: pa.Schema, slots: Sequence[Slot]) -> None:
             f"sink {hidden.pop()!r} cannot have Parquet files: readers leave out files whose names begin with an "
             "underscore. Give the sink another name, name=…"
         )
-    found = Counter(name.lower() for name in columns.names)
-    if twice := [name for name in columns.names if found[name.lower()] > 1]:
+    if twice := list(same_names(list(columns))):
         raise InvalidInputError(f"columns {', '.join(twice)} are the same to Spark, which ignores case: rename one")
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import tempfile
+from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import ExitStack, suppress
 from itertools import groupby
@@ -69,11 +70,23 @@ def _stored(batch: pa.RecordBatch) -> pa.RecordBatch:
 
 def _check_types(schemas: Sequence[pa.Schema], merged: pa.Schema) -> None:
     """Raise `pa.ArrowInvalid` if values would be rounded in the merged columns, or could not be read by Spark."""
+    if twice := list(same_names(list(merged))):
+        raise pa.ArrowInvalid(f"columns {', '.join(twice)} are the same to Spark, which ignores case")
     for column in merged:
         for schema in schemas:
             given = None if column.name not in schema.names else schema.field(column.name).type
             if given is not None and not _fits(given, column.type):
                 raise pa.ArrowInvalid(f"column {column.name} is {given} and {column.type}")
+
+
+def same_names(fields: Sequence[pa.Field], within: str = "") -> Iterator[str]:
+    """Yield the fields, at any depth, beside which there is one of the same name: Spark opens no folder with such."""
+    found = Counter(column.name.lower() for column in fields)
+    for column in fields:
+        name, given = f"{within}{column.name}", column.type
+        if found[column.name.lower()] > 1:
+            yield name
+        yield from same_names([given.field(number) for number in range(given.num_fields)], f"{name}.")
 
 
 def _fits(given: pa.DataType, merged: pa.DataType) -> bool:

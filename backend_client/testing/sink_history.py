@@ -22,6 +22,10 @@ FENCED = "a publisher whose slot another one opened publishes nothing any more"
 MARKER = "the marker of what was published last is found"
 
 CHILD_TIMEOUT_S = 120.0
+_NUMBERS = 200_000
+"""How many numbers a history has."""
+FEW = 3
+_SHOWN_CHARS_MAX = 300
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,7 +68,7 @@ class History:
         self.name = name
         uid = uuid.uuid4().hex
         self.slots = [Slot("kit", uid, f"kit-{uid[:8]}", slot, kit.columns) for slot in (0, 1, 2)]
-        self._first = number * 1000 + int(uid[:6], 16) * 100_000
+        self._first = number * _NUMBERS + int(uid[:6], 16) * 100 * _NUMBERS
         self._broken = broken
 
     def numbers(self, *offsets: int) -> list[int]:
@@ -77,22 +81,22 @@ class History:
         ref = CheckpointRef(checkpoint_id, branch * BRANCH_GENERATIONS, f"m{checkpoint_id}")
         return Marker(of.job_uid, slot, ref)
 
-    def publishing(self, number: int) -> Publishing:
-        """Return what a publisher publishes as checkpoint `number`, when it is one of many."""
-        batches = [self.kit.batch(self.numbers(*offsets)) for offsets in _offsets(number)]
+    def publishing(self, number: int, size: int = FEW) -> Publishing:
+        """Return what a publisher publishes as checkpoint `number`, when it is one of many with so many records."""
+        batches = [self.kit.batch(self.numbers(*offsets)) for offsets in _offsets(number, size)]
         return Publishing(self.kit.sink, self.slots[0], batches, self.marker(number))
 
-    def published(self, number: int) -> list[int]:
+    def published(self, number: int, size: int = FEW) -> list[int]:
         """Return the offsets of the records of all of these checkpoints before `number`."""
-        return [offset for before in range(number) for offsets in _offsets(before) for offset in offsets]
+        return [offset for before in range(number) for offsets in _offsets(before, size) for offset in offsets]
 
-    def complete(self, number: int) -> None:
+    def complete(self, number: int, size: int = FEW) -> None:
         """Publish a checkpoint of these if it is not, as any publisher would."""
         deadline = time.monotonic() + CHILD_TIMEOUT_S
         while time.monotonic() < deadline:
             with suppress(FencedError, UnavailableError):
                 if self.last() != self.marker(number):
-                    self.publish(self.marker(number), *_offsets(number))
+                    self.publish(self.marker(number), *_offsets(number, size))
                 return
 
     @property
@@ -118,12 +122,13 @@ class History:
 
     def seen(self) -> list[int]:
         """Return the offsets of this history's numbers that a reader sees."""
-        return [value - self._first for value in self.kit.read() if 0 <= value - self._first < 1000]
+        return [value - self._first for value in self.kit.read() if 0 <= value - self._first < _NUMBERS]
 
     def expect(self, promise: str, expected: object, seen: object) -> None:
         """Note a broken promise unless both are equal."""
         if expected != seen:
-            self._broken.append(BrokenPromise(promise, self.name, f"expected {expected}, seen {seen}"))
+            found = f"expected {_short(expected)}, seen {_short(seen)}"
+            self._broken.append(BrokenPromise(promise, self.name, found))
 
     def expect_records(self, *offsets: int) -> None:
         """Compare what a reader sees."""
@@ -143,6 +148,13 @@ class History:
         self.expect(FENCED, "FencedError", "success")
 
 
-def _offsets(number: int) -> tuple[list[int], list[int]]:
-    first = 6 * number
-    return [first, first + 2], [first + 4]
+def _short(found: object) -> str:
+    text = str(found)
+    return text if len(text) <= _SHOWN_CHARS_MAX else f"{text[:_SHOWN_CHARS_MAX]}…"
+
+
+def _offsets(number: int, size: int) -> tuple[list[int], list[int]]:
+    """Return the records of one of many checkpoints in two batches; even numbers, as they are of slot 0."""
+    first = 2 * size * number
+    offsets = list(range(first, first + 2 * size, 2))
+    return offsets[: -(size // 3)], offsets[-(size // 3) :]

@@ -15,10 +15,12 @@ from threading import Thread
 
 import pyarrow as pa
 
+from backend_client.sinks.protocol import Marker
 from backend_client.testing.sink_history import (
     ATOMIC,
     CHILD_TIMEOUT_S,
     FENCED,
+    FEW,
     MARKER,
     ONCE,
     ORDER,
@@ -26,7 +28,7 @@ from backend_client.testing.sink_history import (
     History,
     SinkUnderTest,
 )
-from backend_client.testing.sink_steps import SteppedPublishers, spread
+from backend_client.testing.sink_steps import SteppedPublishers, chosen
 from storage.errors import FencedError, InvalidInputError, UnavailableError
 
 __all__ = ["ATOMIC", "FENCED", "MARKER", "ONCE", "ORDER", "BrokenPromise", "SinkKit"]
@@ -35,8 +37,10 @@ _LONG = tuple((10**17 + number, 10**17 + number) for number in range(20))
 """As many earlier branches as a marker has, with the longest names."""
 
 _KILL_STEPS = ("opened", "between records", "all records read", "published")
-_KILLS, _SUSPENSIONS = 8, 4
-_BLOCKED_S = 1.0
+_KILLS, _SUSPENSIONS = 12, 8
+_MANY, _KILLS_WITH_MANY = 6_000, 8
+"""More records than a system is usually sent in one piece."""
+_BLOCKED_S = 0.5
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,6 +54,7 @@ class SinkKit(SinkUnderTest):
             _rewound,
             _ids_that_come_again,
             _other_slots,
+            _names_that_begin_alike,
             _records_that_fail,
             _older_publisher,
             _older_publisher_within_its_records,
@@ -58,6 +63,7 @@ class SinkKit(SinkUnderTest):
             _suspended,
             _suspended_between_steps,
             _killed_between_steps,
+            _killed_with_many_records,
             *(_killed(step) for step in _KILL_STEPS),
         ]
         broken: list[BrokenPromise] = []
@@ -96,10 +102,17 @@ def _rewound(history: History) -> None:
 
 
 def _ids_that_come_again(history: History) -> None:
-    """After a rewind checkpoints have the ids of those that were given up, whose records stay."""
+    """
+    After a rewind checkpoints have the ids of those that were given up, whose records stay.
+
+    A publisher that stood still meanwhile does not take one for the other.
+    """
     history.publish(history.marker(5), [0])
+    older = history.kit.sink.open(history.slots[0])
     history.publish(history.marker(4, branch=9))
     history.publish(history.marker(5, branch=9), [2])
+    history.expect_fenced(lambda: older.publish([history.kit.batch(history.numbers(4))], history.marker(6)))
+    older.close()
     history.expect(MARKER, history.marker(5, branch=9), history.last())
     history.expect_records(0, 2)
 
@@ -115,6 +128,22 @@ def _other_slots(history: History) -> None:
         publisher = history.kit.sink.open(other)
         history.expect(MARKER, None, publisher.last_published())
         publisher.close()
+
+
+def _names_that_begin_alike(history: History) -> None:
+    """What others publish, whose slot, sink or job begins as this one's is called, is not this slot's."""
+    kit, own = history.kit, history.slots[1]
+    others = (replace(own, number=10), replace(own, sink=f"{own.sink}1"), replace(own, job_uid=f"{own.job_uid}1"))
+    for number, other in enumerate(others):
+        kit.sink.check(kit.columns, [replace(other, number=slot) for slot in range(other.number + 1)])
+        publisher = kit.sink.open(other)
+        marker = Marker(other.job_uid, other.number, history.marker(7 + number).checkpoint)
+        publisher.publish([kit.batch(history.numbers(2 * number + 1))], marker)
+        publisher.close()
+    history.expect(MARKER, None, history.last(1))
+    history.publish(history.marker(0, slot=1), [7])
+    history.expect(MARKER, history.marker(0, slot=1), history.last(1))
+    history.expect(ONCE, [1, 3, 5, 7], sorted(history.seen()))
 
 
 def _records_that_fail(history: History) -> None:
@@ -198,20 +227,29 @@ def _suspended(history: History) -> None:
 
 def _killed_between_steps(history: History) -> None:
     """A publisher is killed at any step after it has read its records."""
-    steps = history.publishers.steps(history.publishing(0))
-    for number, step in enumerate(spread(steps, _KILLS), 1):
-        history.publishers.killed(history.publishing(number), step)
+    _kill(history, _KILLS)
+
+
+def _killed_with_many_records(history: History) -> None:
+    """A publisher of many records is killed at any step after it has read them."""
+    _kill(history, _KILLS_WITH_MANY, _MANY)
+
+
+def _kill(history: History, kills: int, size: int = FEW) -> None:
+    steps = history.publishers.steps(history.publishing(0, size))
+    for number, step in enumerate(chosen(steps, kills), 1):
+        history.publishers.killed(history.publishing(number, size), step)
         if history.last() != history.marker(number):
-            history.expect(ATOMIC, history.published(number), sorted(history.seen()))
-            history.complete(number)
-        if not _completed(history, number):
+            history.expect(ATOMIC, history.published(number, size), sorted(history.seen()))
+            history.complete(number, size)
+        if not _completed(history, number, size):
             return
 
 
 def _suspended_between_steps(history: History) -> None:
     """A process is suspended at any step after it has read its records, and resumes after a newer publisher."""
     steps = history.publishers.steps(history.publishing(0))
-    for number, step in enumerate(spread(steps, _SUSPENSIONS), 1):
+    for number, step in enumerate(chosen(steps, _SUSPENSIONS), 1):
         process = history.publishers.suspended(history.publishing(number), step)
         newer = Thread(target=history.complete, args=(number,))
         newer.start()
@@ -222,10 +260,10 @@ def _suspended_between_steps(history: History) -> None:
             return
 
 
-def _completed(history: History, number: int) -> bool:
+def _completed(history: History, number: int, size: int = FEW) -> bool:
     """Look for a checkpoint and its records; return whether no promise was broken so far."""
     history.expect(MARKER, history.marker(number), history.last())
-    history.expect_records(*history.published(number + 1))
+    history.expect_records(*history.published(number + 1, size))
     return not history.is_broken
 
 

@@ -1,8 +1,9 @@
 """
 Kills and suspends publishers at steps: named ones, and any of their own after they have read their records.
 
-A step of their own is the end of a call within `publish`, and has a number. A process that has imported everything
-forks once for each publisher.
+A step of their own is the end of a call within `publish`, and has a number. Of calls from one place, such as a loop,
+the first and the last one count: a defect between two calls lasts as long as a step, however many there are. A process
+that has imported everything forks once for each publisher.
 """
 
 from __future__ import annotations
@@ -15,13 +16,20 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from multiprocessing.connection import Connection
 from types import FrameType, TracebackType
-from typing import Any, Self
+from typing import Any, NamedTuple, Self
 
 import pyarrow as pa
 
 from backend_client.sinks.protocol import Marker, Sink, Slot
 
 _TIMEOUT_S = 120.0
+
+
+class Step(NamedTuple):
+    """A step of a publisher's own: its number, and how many calls below `publish` it is."""
+
+    number: int
+    depth: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,9 +59,10 @@ class SteppedPublishers:
         self._answers.close()
         self._process.join(_TIMEOUT_S)
 
-    def steps(self, what: Publishing) -> int:
-        """Publish; return the number of steps."""
-        return self._ask(what, 0, 0)
+    def steps(self, what: Publishing) -> list[Step]:
+        """Publish; return the steps."""
+        found: list[Step] = self._ask(what, 0, 0)
+        return found
 
     def killed(self, what: Publishing, step: int | str) -> bool:
         """Publish until a step, at which the publisher is killed; return whether it got there."""
@@ -61,7 +70,7 @@ class SteppedPublishers:
 
     def suspended(self, what: Publishing, step: int | str) -> int:
         """Publish until a step, at which the publisher stands still; return its process, 0 if it has ended before."""
-        return self._ask(what, step, signal.SIGSTOP)
+        return int(self._ask(what, step, signal.SIGSTOP))
 
     def resumed(self, process: int) -> None:
         """Let a publisher go on to its end."""
@@ -69,20 +78,24 @@ class SteppedPublishers:
             os.kill(process, signal.SIGCONT)
             self._answer()
 
-    def _ask(self, what: Publishing, step: int | str, sent: int) -> int:
+    def _ask(self, what: Publishing, step: int | str, sent: int) -> Any:
         self._answers.send((what, step, sent))
         return self._answer()
 
-    def _answer(self) -> int:
+    def _answer(self) -> Any:
         if not self._answers.poll(_TIMEOUT_S):
             raise TimeoutError("a publisher did not end")
-        return int(self._answers.recv())
+        return self._answers.recv()
 
 
-def spread(steps: int, count: int) -> list[int]:
-    """Return at most `count` of the steps 1..steps, the first and the last among them."""
-    count = min(steps, count)
-    return [1 + number * (steps - 1) // max(count - 1, 1) for number in range(count)]
+def chosen(steps: Sequence[Step], count: int) -> list[int]:
+    """Return the numbers of at most `count` steps, in order: those nearest to `publish`, and some of the next ones."""
+    near: list[Step] = []
+    for depth in sorted({step.depth for step in steps}):
+        of_depth = [step for step in steps if step.depth == depth]
+        left = min(count - len(near), len(of_depth))
+        near += [of_depth[number * (len(of_depth) - 1) // max(left - 1, 1)] for number in range(left)]
+    return sorted(step.number for step in near)
 
 
 def _serve(answers: Connection) -> None:
@@ -110,20 +123,28 @@ def _serve(answers: Connection) -> None:
             answers.send(int(os.WIFSIGNALED(status)))
 
 
-def _publish(what: Publishing, stop_at: int | str, sent: int) -> int:
-    """Publish, and send a signal to this process at a step; return the number of the publisher's own steps."""
+def _publish(what: Publishing, stop_at: int | str, sent: int) -> list[Step]:
+    """Publish, and send a signal to this process at a step; return the publisher's own steps."""
     steps = 0
+    first: dict[Any, Step] = {}
+    last: dict[Any, Step] = {}
 
     def reach(name: str) -> None:
         if name == stop_at:
             os.kill(os.getpid(), sent)
 
-    def count(_: FrameType, event: str, __: Any) -> None:
+    def count(frame: FrameType, event: str, called: Any) -> None:
         nonlocal steps
-        if event in ("return", "c_return"):
-            steps += 1
-            if steps == stop_at:
-                os.kill(os.getpid(), sent)
+        if event not in ("return", "c_return"):
+            return
+        steps += 1
+        if steps == stop_at:
+            os.kill(os.getpid(), sent)
+        if not sent and (caller := frame if event == "c_return" else frame.f_back) is not None:
+            place = (caller.f_code, caller.f_lineno, called.__name__ if event == "c_return" else frame.f_code)
+            if place not in first:
+                first[place] = Step(steps, len(list(_frames(caller, publish))))
+            last[place] = first[place]._replace(number=steps)
 
     def records() -> Iterator[pa.RecordBatch]:
         for number, batch in enumerate(what.batches):
@@ -134,6 +155,7 @@ def _publish(what: Publishing, stop_at: int | str, sent: int) -> int:
         sys.setprofile(count)
 
     publisher = what.sink.open(what.slot)
+    publish = getattr(type(publisher).publish, "__code__", None)
     reach("opened")
     try:
         publisher.publish(records(), what.marker)
@@ -141,4 +163,11 @@ def _publish(what: Publishing, stop_at: int | str, sent: int) -> int:
         sys.setprofile(None)
     reach("published")
     publisher.close()
-    return steps
+    return sorted({*first.values(), *last.values()})
+
+
+def _frames(frame: FrameType | None, until: Any) -> Iterator[FrameType]:
+    """Yield the frames from one up to the one of a code, without that."""
+    while frame is not None and frame.f_code is not until:
+        yield frame
+        frame = frame.f_back

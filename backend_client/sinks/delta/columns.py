@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Mapping, Sequence
-from typing import Any
+from collections.abc import Sequence
 
 import pyarrow as pa
 from deltalake import DeltaTable, Field, Schema
@@ -14,7 +13,8 @@ from backend_client.sinks.delta.statistics import check_statistics
 from storage.errors import InvalidInputError, UnavailableError
 
 _COMPUTED = ("delta.generationExpression", "delta.identity.start")
-"""In a column's metadata: the table computes its values."""
+"""In a column's metadata: the writer computes its values."""
+_MAPPING = "delta.columnMapping.mode"
 
 
 def column_types(columns: pa.Schema, partition_by: Sequence[str]) -> pa.Schema:
@@ -56,24 +56,28 @@ def check_table(
     Raises:
         InvalidInputError: It does not; says what the table has and what the result has.
     """
+    mapping = table.metadata().configuration.get(_MAPPING) or "none"
+    if mapping != "none":
+        raise InvalidInputError(
+            f"table {path} has {_MAPPING} = {mapping}, with which nothing can be published: use a table without column "
+            "mapping"
+        )
     partitions = list(table.metadata().partition_columns)
     if partition_by and [*partition_by] != partitions:
         raise InvalidInputError(
             f"table {path} is partitioned by {', '.join(partitions) or 'nothing'}, not by {', '.join(partition_by)}"
         )
+    if computed := _computed(table):
+        raise InvalidInputError(f"table {path} {_not_computed(computed)}")
     there = {column.name: column for column in pa.schema(table.schema().to_arrow())}
     _check_partitions(wanted, [name for name in partitions if name in wanted.names])
-    metadata = _metadata(table)
     for column in wanted:
         if column.name in there and in_utc(there[column.name].type) != column.type:
             raise InvalidInputError(
                 f"column {column.name} of table {path} is {there[column.name].type}, of the result {column.type}: "
                 "cast it in the query"
             )
-        if column.name in there and _is_computed(metadata[column.name]):
-            raise InvalidInputError(f"table {path} computes column {column.name}: leave it out of the result")
-    required = [name for name, column in there.items() if not column.nullable and name not in wanted.names]
-    if required := [name for name in required if not _is_computed(metadata[name])]:
+    if required := [name for name, column in there.items() if not column.nullable and name not in wanted.names]:
         raise InvalidInputError(f"table {path} requires column {', '.join(required)}, which the result does not have")
     lacking = [column for column in wanted if column.name not in there]
     known = {name.lower(): name for name in there}
@@ -91,13 +95,17 @@ def check_table(
     return list(Schema.from_arrow(pa.schema(lacking)).fields) if lacking else []
 
 
-def stored_columns(table: DeltaTable) -> pa.Schema:
-    """Return the columns that are written to a table: all but those that it computes; null is found by the table."""
-    metadata = _metadata(table)
+def stored_columns(table: DeltaTable, path: str) -> pa.Schema:
+    """
+    Return the columns that are written to a table; null is found by the table.
+
+    Raises:
+        UnavailableError: The table was replaced by one that computes columns.
+    """
+    if computed := _computed(table):
+        raise UnavailableError(f"table {path} {_not_computed(computed)}")
     columns = pa.schema(table.schema().to_arrow())
-    return pa.schema(
-        [pa.field(column.name, column.type) for column in columns if not _is_computed(metadata[column.name])]
-    )
+    return pa.schema([pa.field(column.name, column.type) for column in columns])
 
 
 def conformed(batch: pa.RecordBatch, schema: pa.Schema, path: str) -> pa.RecordBatch:
@@ -149,9 +157,18 @@ def _check_partitions(columns: pa.Schema, partition_by: Sequence[str]) -> None:
             )
 
 
-def _metadata(table: DeltaTable) -> dict[str, Mapping[str, Any]]:
-    return {column.name: column.metadata for column in table.schema().fields}
+def _computed(table: DeltaTable) -> list[str]:
+    """
+    Return the columns of which a writer computes the values.
+
+    The library takes Spark's expressions for those of another SQL: 7 / 2 is 3, ``date_format(t, 'yyyy-MM')`` the format
+    itself. Readers that filter by such a column, also one by which Spark chooses partitions, would miss rows.
+    """
+    return [column.name for column in table.schema().fields if any(name in column.metadata for name in _COMPUTED)]
 
 
-def _is_computed(metadata: Mapping[str, Any]) -> bool:
-    return any(name in metadata for name in _COMPUTED)
+def _not_computed(names: Sequence[str]) -> str:
+    return (
+        f"computes column {', '.join(names)} as only Spark can: use a table in which that is a plain column, and "
+        "compute it in the query"
+    )

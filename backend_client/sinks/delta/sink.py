@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import tempfile
 import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -42,6 +43,8 @@ _COMMIT_RETRIES = 100
 _Compression = Literal["ZSTD", "SNAPPY", "GZIP", "UNCOMPRESSED"]
 _ROW_GROUP_BYTES = 64 << 20
 """A file is written one row group at a time, which the library holds in memory."""
+_UNUSABLE = re.compile(r"%[0-9A-Fa-f]{2}|[\[\]^|\\\x00-\x1f\x7f]")
+"""In a folder's name: the library makes empty commits there, but panics, or takes it for another one, with files."""
 _FLUSHED_AFTER_S = 3600.0
 """What is older is on the disk: systems write it after half a minute."""
 _ENDPOINT_NAMES = ("aws_endpoint_url_s3", "aws_endpoint_url", "endpoint_url", "aws_endpoint", "endpoint")
@@ -73,6 +76,10 @@ class DeltaSink(Sink):
             raise InvalidInputError(f"partition_by must be a tuple of columns, such as ({columns!r},)")
         if urlsplit(self.path).scheme not in ("s3", "file"):
             raise InvalidInputError(f"path {self.path!r} must be s3://bucket/folder or file:///folder")
+        if self.is_local and (found := _UNUSABLE.search(self.location)):
+            raise InvalidInputError(
+                f"path {self.path!r} names a folder with {found[0]!r}, to which the library cannot write"
+            )
         if self.compression.upper() not in get_args(_Compression):
             known = ", ".join(get_args(_Compression)).lower()
             raise InvalidInputError(f"compression {self.compression!r} is unknown; use one of {known}")
@@ -169,7 +176,7 @@ class _DeltaPublisher(SlotPublisher):
 
     def publish(self, records: Iterable[pa.RecordBatch], marker: Marker) -> int:
         """Commit, even without records: a marker that falls behind would look as if the table had been set back."""
-        schema = stored_columns(self._table)
+        schema = stored_columns(self._table, self._sink.path)
         # Through a file: the library reads in its own threads, where the log's errors would lose their kind.
         with tempfile.TemporaryFile() as file:
             rows, size_bytes = _spool(file, self._conformed(records, schema), schema)
@@ -292,7 +299,8 @@ def _commit_file(folder: Path, version: int) -> Path:
 
 
 def _actions(commit: Path) -> list[dict[str, Any]]:
-    return [json.loads(line) for line in commit.read_text(encoding="utf-8").splitlines()]
+    # Of bytes, only the ends of lines end one; those of a text are in values, too: U+2028 stands for itself in JSON.
+    return [json.loads(line) for line in commit.read_bytes().splitlines()]
 
 
 def _flush(folder: Path, version: int) -> None:

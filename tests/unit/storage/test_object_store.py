@@ -79,6 +79,23 @@ def test_refusal_by_vanished_object_is_unavailable() -> None:
         check_refused_put(MemoryStore(), "k", b"x")
 
 
+class _ReadInPieces(MemoryStore):
+    """A store of objects that no host can hold as a whole."""
+
+    def get(self, key: str) -> bytes:
+        raise AssertionError(f"{key} is read as a whole")
+
+
+def test_large_objects_are_compared_in_pieces() -> None:
+    """A file that a sink publishes is larger than a task's memory; its put may be repeated, or find another file."""
+    store, data = _ReadInPieces(), bytes(20 << 20)
+    store.put("k", data)
+    check_refused_put(store, "k", memoryview(data))
+    for other in (data[:-1] + b"x", data[:-1], data + b"x"):
+        with pytest.raises(ConflictError, match="other bytes"):
+            check_refused_put(store, "k", [other[:10], other[10:]])
+
+
 def test_put_succeeds_when_response_is_lost() -> None:
     """I5, I8: the second attempt finds the first one's object, whose response was lost, and succeeds."""
     store = FaultyStore(MemoryStore(), Fault("put", FaultKind.FAIL_AFTER))

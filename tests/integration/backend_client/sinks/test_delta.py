@@ -6,12 +6,13 @@ import json
 import math
 import os
 from ast import literal_eval
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import nullcontext
 from dataclasses import replace
 from datetime import date
 from decimal import Decimal
 from pathlib import Path
+from typing import Any
 from urllib.parse import unquote
 
 import pyarrow as pa
@@ -45,7 +46,7 @@ def s3() -> Iterator[S3Server]:
 def sink(request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> DeltaSink:
     """A sink with an empty table."""
     if request.param == "disk":
-        made = DeltaSink((tmp_path / "out folder").as_uri())
+        made = DeltaSink((tmp_path / "out folder, 100%").as_uri())
     else:
         for name, value in request.getfixturevalue("s3").env().items():
             monkeypatch.setenv(name, value)
@@ -438,6 +439,16 @@ def test_commit_of_a_killed_publisher_is_flushed(sink: DeltaSink, monkeypatch: p
 
 
 @on_disk
+@pytest.mark.parametrize("end", ["\u2028", "\u2029", "\x85", "\r\n"])
+def test_text_with_ends_of_lines(sink: DeltaSink, end: str) -> None:
+    """A commit has such text as it is, in its statistics; the sink's own look at it takes none for a line's end."""
+    for number in (0, 1):
+        rows = pa.record_batch({"k": [f"a{end}b"], "v": [number]}, schema=COLUMNS)
+        sink.open(SLOT).publish([rows], marker(number))
+    assert (last(sink), seen(sink)) == (marker(1), [0, 1])
+
+
+@on_disk
 def test_types_come_back(tmp_path: Path, sink: DeltaSink) -> None:
     """All types of Spark that Delta has, nested ones, and times of any zone."""
     values = {
@@ -478,6 +489,44 @@ def test_columns_are_checked(sink: DeltaSink, columns: dict[str, pa.DataType], m
     """What does not fit is told at the start, with what the table has."""
     with pytest.raises(InvalidInputError, match=match):
         sink.check(pa.schema(columns), [SLOT])
+
+
+def made_elsewhere(folder: Path, columns: Mapping[str, Mapping[str, Any]], properties: Mapping[str, str]) -> DeltaSink:
+    """Return a sink whose table has what the library itself does not give one; columns are text, with metadata."""
+    sink = DeltaSink(folder.as_uri())
+    fields = [{"name": name, "type": "string", "nullable": True, "metadata": of} for name, of in columns.items()]
+    table = {
+        "id": "made-elsewhere",
+        "format": {"provider": "parquet", "options": {}},
+        "schemaString": json.dumps({"type": "struct", "fields": fields}),
+        "partitionColumns": [],
+        "configuration": properties,
+    }
+    actions = [{"protocol": {"minReaderVersion": 2, "minWriterVersion": 5}}, {"metaData": table}]
+    log(sink).mkdir(parents=True)
+    (log(sink) / f"{0:020d}.json").write_text("\n".join(map(json.dumps, actions)))
+    return sink
+
+
+def test_tables_with_column_mapping_are_refused(tmp_path: Path) -> None:
+    """The library makes empty commits in them, but writes no files: the start passed, and all output waited."""
+    of_column = {"delta.columnMapping.id": 1, "delta.columnMapping.physicalName": "col-1"}
+    of_table = {"delta.columnMapping.mode": "name", "delta.columnMapping.maxColumnId": "1"}
+    mapped = made_elsewhere(tmp_path / "mapped", {"k": of_column}, of_table)
+    with pytest.raises(InvalidInputError, match="mode = name, with which nothing can be published"):
+        mapped.check(pa.schema({"k": pa.string()}), [SLOT])
+
+
+def test_tables_that_compute_columns_are_refused(tmp_path: Path) -> None:
+    """At the start, and later: the library would store the format itself as the month, and readers miss rows by it."""
+    month = {"delta.generationExpression": "date_format(k, 'yyyy-MM')"}
+    made = made_elsewhere(tmp_path / "computing", {"k": {}, "month": month}, {})
+    columns = pa.schema({"k": pa.string()})
+    with pytest.raises(InvalidInputError, match="computes column month"):
+        made.check(columns, [SLOT])
+    with pytest.raises(UnavailableError, match="computes column month"):
+        made.open(SLOT).publish([pa.record_batch([["2026-03-02"]], schema=columns)], marker(0))
+    assert made.table().to_pyarrow_table().num_rows == 0
 
 
 @on_disk
@@ -579,6 +628,13 @@ def test_tables_that_cannot_be_written(s3: S3Server, monkeypatch: pytest.MonkeyP
     for wrong in ({"path": "gs://x/y"}, {"compression": "zip"}, {"partition_by": "day"}):
         with pytest.raises(InvalidInputError):
             DeltaSink(**{"path": "file:///x", **wrong})  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("name", ["[x]", "a^b", "a|b", "a\\b", "a%25b", "a\tb"])
+def test_folders_that_the_library_cannot_write_are_refused(tmp_path: Path, name: str) -> None:
+    """It panics when it writes a file, long after the start."""
+    with pytest.raises(InvalidInputError, match="to which the library cannot write"):
+        DeltaSink((tmp_path / name).as_uri())
 
 
 @on_disk

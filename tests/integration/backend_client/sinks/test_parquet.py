@@ -303,6 +303,8 @@ def test_records_of_a_changed_query_are_one_file(sink: ParquetSink) -> None:
     for before, after in ((batch(1), ["text"]), (batch(2**53 + 1), [0.5])):
         with pytest.raises(UnavailableError, match="before and after a change of the query does not fit into one file"):
             publisher.publish([before, pa.record_batch({"v": after})], marker(1))
+    with pytest.raises(UnavailableError, match="columns v, V are the same to Spark"):
+        publisher.publish([batch(1), pa.record_batch({"V": [2]})], marker(1))
     publisher.close()
     assert (last(sink), seen(sink)) == (marker(0), [1, 2, 3])
 
@@ -478,6 +480,9 @@ def test_columns_are_checked(sink: ParquetSink) -> None:
         sink.check(pa.schema({"d": pa.month_day_nano_interval()}), [SLOT])
     with pytest.raises(InvalidInputError, match="columns v, V are the same to Spark, which ignores case"):
         sink.check(pa.schema({"v": pa.int64(), "V": pa.int64()}), [SLOT])
+    nested = pa.list_(pa.struct({"a": pa.int64(), "A": pa.int64()}))
+    with pytest.raises(InvalidInputError, match=r"columns v\.item\.a, v\.item\.A are the same to Spark"):
+        sink.check(pa.schema({"v": nested}), [SLOT])
 
 
 def test_files_that_readers_leave_out_are_refused(sink: ParquetSink) -> None:

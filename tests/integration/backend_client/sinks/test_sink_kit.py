@@ -52,6 +52,7 @@ def test_sqlite(tmp_path: Path) -> None:
     assert SinkKit(sink, NUMBERS, numbers, lambda: [row["n"] for row in sink.records()]).run() == []
 
 
+@pytest.mark.timeout(400)  # a reader reads the whole topic each time
 def test_kafka() -> None:
     """A transaction for each slot and checkpoint."""
     with KafkaBroker(partitions=1) as broker:
@@ -158,12 +159,18 @@ class _CarelessPublisher(SlotPublisher):
         self._sink, self._slot, self._fault = sink, slot, fault
         self._publisher = sink.open(slot)
         self._opened = self._openings()
+        self._newest = self._id()
 
     def last_published(self) -> Marker | None:
         """Return the marker."""
         found = self._publisher.last_published()
         if self._fault == "forgets branches" and found is not None:
             return replace(found, earlier=())
+        if self._fault == "takes what begins alike":
+            with closing(sqlite3.connect(self._sink.path)) as connection:
+                query = "select max(marker) from slots where sink = ? and job_uid = ? and slot like ? || '%'"
+                (text,) = connection.execute(query, (self._slot.sink, self._slot.job_uid, self._slot.number)).fetchone()
+            return None if text is None else Marker.parse(text)
         return None if self._fault == "forgets" else found
 
     def publish(self, records: Iterable[pa.RecordBatch], marker: Marker) -> int:
@@ -172,7 +179,9 @@ class _CarelessPublisher(SlotPublisher):
             return self._write_first(records, marker)
         if self._fault == "commits twice":
             return self._write_first(list(records), marker)
-        if self._fault == "looks before":
+        if self._fault == "commits in parts":
+            return self._commit_parts([row["n"] for batch in records for row in batch.to_pylist()], marker)
+        if self._fault in ("looks before", "looks before amid many calls", "compares ids"):
             return self._look_before(list(records), marker)
         if self._fault in ("newest opening wins", "keyed by checkpoint"):
             return self._publish_itself([row["n"] for batch in records for row in batch.to_pylist()], marker)
@@ -199,10 +208,29 @@ class _CarelessPublisher(SlotPublisher):
         self._publisher.close()
 
     def _look_before(self, batches: Sequence[pa.RecordBatch], marker: Marker) -> int:
-        if self._openings() != self._opened:
+        calls = range(200 if self._fault == "looks before amid many calls" else 0)
+        for number in calls:
+            json.dumps(number)
+        is_newest = self._newest == self._id() if self._fault == "compares ids" else self._openings() == self._opened
+        if not is_newest:
             raise FencedError("the slot was opened again")
         self._publisher = self._sink.open(self._slot)
-        return self._publisher.publish(batches, marker)
+        count = self._publisher.publish(batches, marker)
+        for number in calls:
+            json.dumps(number)
+        return count
+
+    def _commit_parts(self, values: list[int], marker: Marker) -> int:
+        while len(values) > 1000:
+            with closing(sqlite3.connect(self._sink.path)) as connection, connection:
+                rows = [(marker.slot, json.dumps({"n": value})) for value in values[:1000]]
+                connection.executemany("insert into records (slot, record) values (?, ?)", rows)
+            values = values[1000:]
+        return self._publisher.publish([numbers(values)], marker)
+
+    def _id(self) -> int | None:
+        found = self._publisher.last_published()
+        return None if found is None else found.checkpoint.id
 
     def _publish_itself(self, values: Sequence[int], marker: Marker) -> int:
         """Fence those that opened the slot before the last one that published; or have one place per checkpoint id."""
@@ -255,9 +283,13 @@ def _until_error(records: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         ("mixes sinks", sink_kit.MARKER),
         ("mixes slots", sink_kit.MARKER),
         ("cuts markers", sink_kit.MARKER),
+        ("takes what begins alike", sink_kit.MARKER),
         ("keeps a part", sink_kit.ATOMIC),
         ("commits twice", sink_kit.ATOMIC),
+        ("commits in parts", sink_kit.ATOMIC),
         ("looks before", sink_kit.ONCE),
+        ("looks before amid many calls", sink_kit.ONCE),
+        ("compares ids", sink_kit.FENCED),
         ("fences no marker", sink_kit.FENCED),
         ("writes first", sink_kit.ATOMIC),
         ("fences nobody", sink_kit.FENCED),

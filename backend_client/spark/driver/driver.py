@@ -110,7 +110,7 @@ class BatchRunner:
             query.spark, log.query_id, query.settings, session.max_parallelism, self.rescaling
         )
         self._passes = self.passes_type(operators, session, self._times, shipments, self._standby, pin, jobs)
-        place_slots = slots_placer(query.spark, self._hosts.anchor if self._hosts else None)
+        place_slots = slots_placer(query.spark, self._hosts)
         self.output: Output = output.open(query.settings, session, shipments, place_slots, log.given_up())
         check_names([*start.infos, *self.output.operators, *start.removed])
 

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import asdict, dataclass
 from functools import partial
 
 import pyarrow as pa
 from pyspark import TaskContext
+from pyspark.sql import DataFrame, Row
 
 from backend_client.service.job_session import kept_client
 from backend_client.service.log_writer import LogWriter
@@ -18,6 +19,7 @@ from backend_client.sinks.protocol import Sink, Slot
 from backend_client.sinks.records import change_sets, epoch_of, record_batches
 from backend_client.sinks.slot_publishing import LoggedRecords, Target, publish_slot
 from backend_client.spark.batch import BatchContext, is_reachable
+from backend_client.spark.output.apart import run_apart
 from backend_client.spark.private.worker_connection import without_delay
 from backend_client.spark.shipping import Parcel
 from dstl_service.wire import ChangeSetRef, CheckpointRef, LogTarget
@@ -25,7 +27,7 @@ from storage.errors import NotFoundError, UnavailableError
 from storage.key_groups import KeyGroupRange
 
 LOGGED = "receipt string"
-PUBLISHED = "records long, refusal string"
+_PUBLISHED = "records long, refusal string"
 
 
 @dataclass(frozen=True, slots=True)
@@ -139,3 +141,12 @@ class PublishTask:
             client, slot.job, slot.sink, slot.number, after, target.checkpoint, target.newest, is_set_back=is_set_back
         ):
             yield LoggedRecords(epoch_of(changes, source), checkpoint_id, record_batches(changes, source))
+
+
+def publish(task: PublishTask, frames: Sequence[DataFrame]) -> list[Row]:
+    """Run a task on frames of slots, each in a Spark job of its own; return what it answers for each slot."""
+    text = f"publish checkpoint {task.target.checkpoint.id} of {task.settings.job} to sink {task.name}"
+    spark = frames[0].sparkSession
+    spark.sparkContext.setJobDescription(text)  # of the publisher's thread
+    answers = run_apart(spark, [frame.mapInArrow(task.__call__, _PUBLISHED).collect for frame in frames])
+    return [row for of_job in answers for row in of_job]

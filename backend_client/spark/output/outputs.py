@@ -23,7 +23,7 @@ from backend_client.spark.batch import BatchContext
 from backend_client.spark.output.publisher import BacklogLimits, Publisher
 from backend_client.spark.output.spark_sinks import BatchFunction, ForeachRows
 from backend_client.spark.output.stored_sinks import closed_sinks, first_target, steps_to, stored_sinks
-from backend_client.spark.output.tasks import LOGGED, LogReceipt, LogTask, PublishTask, publish
+from backend_client.spark.output.tasks import LogTask, PublishTask, log_rows, publish
 from backend_client.spark.private.frames import arrow_schema
 from backend_client.spark.shipping import Shipments
 from dstl_service.wire import SINK, ChangeSetRef, CheckpointRef, JobInfo, OperatorInfo
@@ -226,8 +226,7 @@ class SinkOutput:
         """Write the batch's rows to the log."""
         assert self._keys is not None
         task = LogTask(self._plan.name, self._plan.slots, self._keys[1], context)
-        receipts = [LogReceipt.from_json(row[0]) for row in frame.mapInArrow(task.__call__, LOGGED).collect()]
-        refs = [ref for receipt in receipts for ref in receipt.refs]
+        refs = [ref for receipt in log_rows(task, frame) for ref in receipt.refs]
         self._logged_bytes = sum(ref.size_bytes for ref in refs)
         return refs
 

@@ -210,6 +210,18 @@ def test_slots_and_sinks_that_a_rewind_left_out_are_used_again(run: Callable[...
     assert published(sink) == sorted([*expected(4), *again], key=repr)
 
 
+def test_columns_may_have_any_names(spark: SparkSession, make_backend: Backends, tmp_path: Path) -> None:
+    """With dots and backticks Spark does not find them in a function's input."""
+    sink = SqliteSink(str(tmp_path / "out.db"))
+    write_input(tmp_path / "in", FILES[:1])
+    result = totals(make_backend(), read_input(spark, tmp_path / "in"))
+    named = result.select(F.col("k").alias("k.k"), F.col("n").alias("`n"), F.struct("s").alias("k"))
+    writer = named.writeStream.sink(sink).option("checkpointLocation", str(tmp_path / "chk"))
+    writer.trigger(availableNow=True).start().awaitTermination()
+    found = [(row["k.k"], row["`n"], row["k"]["s"]) for row in sink.records()]
+    assert sorted(found, key=repr) == expected_output(FILES[:1])[0]
+
+
 @pytest.mark.parametrize("moves", ["repartition", "subquery"])
 def test_one_slot_keeps_the_order_of_rows_that_move(
     spark: SparkSession, make_backend: Backends, tmp_path: Path, moves: str

@@ -234,6 +234,12 @@ def _messages(batch: pa.RecordBatch, topic: str | None) -> Iterator[tuple[str, d
 def _header(item: Mapping[str, Any] | None) -> tuple[str, Any]:
     if item is None or item["key"] is None:
         raise UnavailableError("a row has a header without a key, which Kafka does not take")
+    if "\0" in item["key"]:
+        # The client would cut the key off there, without a word.
+        raise UnavailableError(
+            f"a row has a header whose key {item['key']!r} has the character NUL (0x00), which the client does not "
+            "write; remove it in the query"
+        )
     return item["key"], item["value"]
 
 

@@ -11,6 +11,7 @@ import base64
 import json
 import math
 from collections.abc import Iterable, Iterator, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from datetime import date, datetime, time, timedelta
 from decimal import Decimal
@@ -143,18 +144,26 @@ def has_nul(value: object) -> bool:
 def _values(batch: pa.RecordBatch, number: int) -> list[Any]:
     column = batch.column(number)
     try:
-        if not is_json(column.type):
-            column = column.cast(in_utc(column.type))  # Python does not know all of Spark's zones, such as GMT+8
-        values: list[Any] = column.to_pylist()
+        values = _read(column)
         if is_json(column.type):
             values = [None if value is None else json.dumps(_plain(value, column.type)) for value in values]
     except (ValueError, TypeError, OverflowError, KeyError) as error:
-        # Such as a date after 9999, text that is not UTF-8, or an unknown zone.
+        # Such as a date after 9999, or text that is not UTF-8.
         name = batch.schema.names[number]
         raise UnavailableError(
             f"PostgreSQL cannot hold a value of column {name!r}: {error}; change it in the query", column=name
         ) from error
     return values
+
+
+def _read(column: pa.Array) -> list[Any]:
+    """Return a column's values. Python does not know all of Spark's zones, such as GMT+8: such times are in UTC."""
+    if is_json(column.type):  # with the offsets of their zone, where it is known
+        with suppress(KeyError):
+            known: list[Any] = column.to_pylist()
+            return known
+    in_known_zone: list[Any] = column.cast(in_utc(column.type)).to_pylist()
+    return in_known_zone
 
 
 def _plain(value: Any, given: pa.DataType) -> Any:

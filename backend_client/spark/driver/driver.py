@@ -36,7 +36,6 @@ from backend_client.spark.driver.passes import BatchTry, Passes
 from backend_client.spark.driver.placement import slots_placer
 from backend_client.spark.driver.receipts import progress_of
 from backend_client.spark.driver.repeating import helps_to_repeat
-from backend_client.spark.driver.table_preparation import TablePreparer
 from backend_client.spark.failover.failover import BatchMustWaitError, Failover
 from backend_client.spark.failover.host_watch import watch_of
 from backend_client.spark.failover.operator_jobs import OperatorJobs
@@ -47,6 +46,7 @@ from backend_client.spark.output.outputs import LostOutputError, Output, OutputP
 from backend_client.spark.places.lost_executors import LostExecutors
 from backend_client.spark.places.newcomers import Newcomers
 from backend_client.spark.places.pinning import hosts_of
+from backend_client.spark.places.table_preparation import TablePreparer
 from backend_client.spark.private.interruption import interruption
 from backend_client.spark.private.py4j_lookups import keep_lookups
 from backend_client.spark.private.worker_error import FailedTaskError
@@ -114,7 +114,7 @@ class BatchRunner:
             query.spark, log.query_id, query.settings, session.max_parallelism, self.rescaling
         )
         self._passes = self.passes_type(operators, session, self._times, shipments, self._standby, pin, jobs)
-        place_slots = slots_placer(query.spark, self._hosts.anchor if self._hosts else None)
+        place_slots = slots_placer(query.spark, self._hosts)
         self.output: Output = output.open(query.settings, session, shipments, place_slots, log.given_up())
         check_names([*start.infos, *self.output.operators, *start.removed])
 

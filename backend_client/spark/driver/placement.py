@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F
@@ -16,8 +16,9 @@ from backend_client.key_groups import (
 )
 from backend_client.spark.columns import quoted
 from backend_client.spark.combining import PANE_COLUMN, Combining
+from backend_client.spark.output.apart import speculates
 from backend_client.spark.own_session import own_session
-from backend_client.spark.places.hosts import PARTITION_COLUMN
+from backend_client.spark.places.hosts import PARTITION_COLUMN, Hosts
 from backend_client.spark.private.frame_maker import FrameMaker
 from backend_client.spark.private.session import setting
 from backend_client.spark.query import Operator
@@ -39,18 +40,25 @@ def key_places(operator: Operator) -> tuple[int | None, ...]:
     return tuple(None if _has_normal_form(schema[name]) else schema.names.index(name) for name in operator.key_columns)
 
 
-def slots_placer(spark: SparkSession, anchor: Callable[[int], DataFrame] | None) -> Callable[[int], DataFrame]:
+def slots_placer(spark: SparkSession, hosts: Hosts | None) -> Callable[[int], Sequence[DataFrame]]:
     """
-    Return a function of a number of slots that returns a frame of their numbers, each in a partition of its own.
+    Return a function of a number of slots that returns frames of their numbers, each in a partition of its own.
+
+    It is one frame, and its slots are one Spark job. Where Spark speculates, each slot has a frame of its own.
 
     Args:
         spark: The query's session.
-        anchor: Returns such a frame whose partitions have places; None where they are not pinned to executors.
+        hosts: Where partitions have places; None where they are not pinned to executors.
     """
-    if anchor is not None:
-        return anchor
+    is_apart = speculates(spark)
+    if hosts is not None:
+        return hosts.anchors_apart if is_apart else lambda slots: [hosts.anchor(slots)]
     own = own_session(spark)
-    return lambda slots: own.range(0, slots, 1, slots).select(F.col("id").cast("int").alias(PARTITION_COLUMN))
+
+    def numbers(begin: int, end: int) -> DataFrame:
+        return own.range(begin, end, 1, end - begin).select(F.col("id").cast("int").alias(PARTITION_COLUMN))
+
+    return lambda slots: [numbers(at, at + 1) for at in range(slots)] if is_apart else [numbers(0, slots)]
 
 
 def place(

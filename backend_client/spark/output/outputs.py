@@ -23,15 +23,15 @@ from backend_client.spark.batch import BatchContext
 from backend_client.spark.output.publisher import BacklogLimits, Publisher
 from backend_client.spark.output.spark_sinks import BatchFunction, ForeachRows
 from backend_client.spark.output.stored_sinks import closed_sinks, first_target, steps_to, stored_sinks
-from backend_client.spark.output.tasks import LOGGED, PUBLISHED, LogReceipt, LogTask, PublishTask
+from backend_client.spark.output.tasks import LogTask, PublishTask, log_rows, publish
 from backend_client.spark.private.frames import arrow_schema
 from backend_client.spark.shipping import Shipments
 from dstl_service.wire import SINK, ChangeSetRef, CheckpointRef, JobInfo, OperatorInfo
 from storage.errors import InvalidInputError, UnavailableError
 from storage.validation import validate_name
 
-PlaceNumbers = Callable[[int], DataFrame]
-"""Returns a frame with the numbers 0 to n - 1, each in a partition of its own."""
+PlaceNumbers = Callable[[int], Sequence[DataFrame]]
+"""Returns frames with the numbers 0 to n - 1, each in a partition of its own; see `slots_placer`."""
 
 
 class LostOutputError(RuntimeError):
@@ -226,8 +226,7 @@ class SinkOutput:
         """Write the batch's rows to the log."""
         assert self._keys is not None
         task = LogTask(self._plan.name, self._plan.slots, self._keys[1], context)
-        receipts = [LogReceipt.from_json(row[0]) for row in frame.mapInArrow(task.__call__, LOGGED).collect()]
-        refs = [ref for receipt in receipts for ref in receipt.refs]
+        refs = [ref for receipt in log_rows(task, frame) for ref in receipt.refs]
         self._logged_bytes = sum(ref.size_bytes for ref in refs)
         return refs
 
@@ -255,10 +254,7 @@ class SinkOutput:
     def _publish(self, target: Target) -> int:
         columns = arrow_schema(self._plan.schema)
         task = PublishTask(self._settings, self._session.job_uid, self._plan.name, self._parcel, target, columns)
-        slots = self._place_numbers(self._slots)
-        text = f"publish checkpoint {target.checkpoint.id} of {self._settings.job} to sink {self._plan.name}"
-        slots.sparkSession.sparkContext.setJobDescription(text)  # of the publisher's thread
-        rows = slots.mapInArrow(task.__call__, PUBLISHED).collect()
+        rows = publish(task, self._place_numbers(self._slots))
         for refusal in (row.refusal for row in rows if row.refusal is not None):
             raise UnavailableError(refusal)
         return sum(row.records for row in rows)

@@ -1,9 +1,10 @@
 """
 Publishes the output of checkpoints in the background, oldest first, while the next batches are computed.
 
-Each checkpoint is one Spark job with one task per slot; the next one starts when all slots are published, so that
-records of one key keep their order even if the key moves to another slot. A failed publish is repeated until it
-succeeds: nothing is lost meanwhile, because the log keeps unpublished output. Batches wait while too much is left.
+Each checkpoint is one Spark job with one task per slot, or a job per slot where Spark speculates; the next one starts
+when all slots are published, so that records of one key keep their order even if the key moves to another slot. A
+failed publish is repeated until it succeeds: nothing is lost meanwhile, because the log keeps unpublished output.
+Batches wait while too much is left.
 
 A driver whose job was taken over stops publishing: each of its tries would fence its successor's.
 """

@@ -12,6 +12,7 @@ from __future__ import annotations
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any
 
 from pyspark import TaskContext
@@ -20,6 +21,7 @@ from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql.types import StructType
 
 from backend_client.spark.columns import quoted
+from backend_client.spark.output.apart import run_apart, speculates
 from backend_client.spark.private.session import catalog_table, jvm_of, local_checkpoint
 from backend_client.spark.private.sinks import Format, memory_sink
 from backend_client.spark.shipping import Parcel, Shipments
@@ -231,7 +233,11 @@ class ForeachRows:
         parcel = shipments.parcel(self._target)
 
         def write(batch: DataFrame, batch_id: int) -> None:
-            batch.foreachPartition(_in_partition(parcel, batch_id, at_most_once=at_most_once))
+            run = _in_partition(parcel, batch_id, at_most_once=at_most_once)
+            if at_most_once and speculates(batch.sparkSession):
+                _each_partition_apart(batch, run)
+            else:
+                batch.foreachPartition(run)
 
         return _computed_before(write) if at_most_once else write
 
@@ -253,6 +259,16 @@ def _computed_before(write: BatchFunction) -> BatchFunction:
             blocks.sparkContext().unpersistRDD(blocks.id(), False)
 
     return write_computed
+
+
+def _each_partition_apart(batch: DataFrame, run: Callable[[Any], None]) -> None:
+    def run_rows(rows: Any) -> Any:
+        run(rows)
+        return iter(())
+
+    written = batch.rdd.mapPartitions(run_rows)
+    numbers = range(written.getNumPartitions())
+    run_apart(batch.sparkSession, [partial(written.context.runJob, written, list, [number]) for number in numbers])
 
 
 def _in_partition(parcel: Parcel, batch_id: int, *, at_most_once: bool = False) -> Callable[[Any], None]:

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Iterator
-from dataclasses import asdict, dataclass
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import asdict, dataclass, replace
 from functools import partial
 
 import pyarrow as pa
 from pyspark import TaskContext
+from pyspark.sql import DataFrame, Row
 
 from backend_client.service.job_session import kept_client
 from backend_client.service.log_writer import LogWriter
@@ -18,14 +19,15 @@ from backend_client.sinks.protocol import Sink, Slot
 from backend_client.sinks.records import change_sets, epoch_of, record_batches
 from backend_client.sinks.slot_publishing import LoggedRecords, Target, publish_slot
 from backend_client.spark.batch import BatchContext, is_reachable
+from backend_client.spark.output.apart import run_apart
 from backend_client.spark.private.worker_connection import without_delay
 from backend_client.spark.shipping import Parcel
 from dstl_service.wire import ChangeSetRef, CheckpointRef, LogTarget
 from storage.errors import NotFoundError, UnavailableError
 from storage.key_groups import KeyGroupRange
 
-LOGGED = "receipt string"
-PUBLISHED = "records long, refusal string"
+_LOGGED = "receipt string"
+_PUBLISHED = "records long, refusal string"
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,12 +58,14 @@ class LogTask:
         slots: Its number of slots.
         parallelism: Number of partitions of the last operator. Both passes' partitions of a number use one slot.
         batch: The batch.
+        names: The result's columns, if the rows come under other names.
     """
 
     sink: str
     slots: int
     parallelism: int
     batch: BatchContext
+    names: tuple[str, ...] | None = None
 
     def __call__(self, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         """Yield one row with the receipt, or none if there were no rows."""
@@ -81,7 +85,9 @@ class LogTask:
         )
         writer = LogWriter(kept_client(settings), target)
         size_bytes, rows = settings.preemptive_bytes, 0
-        for changes, count in change_sets(without_delay(batches), slot, batch.epoch, size_bytes):
+        rows_in = without_delay(batches)
+        named = rows_in if self.names is None else (rows.rename_columns([*self.names]) for rows in rows_in)
+        for changes, count in change_sets(named, slot, batch.epoch, size_bytes):
             writer.append(changes, preemptive=sum(len(value or b"") for value in changes.values()) >= size_bytes)
             rows += count
         if not writer.refs:
@@ -89,6 +95,14 @@ class LogTask:
         if not is_reachable(batch, writer.refs):
             writer.make_durable()
         yield pa.RecordBatch.from_pydict({"receipt": [LogReceipt(writer.refs, rows).to_json()]})
+
+
+def log_rows(task: LogTask, frame: DataFrame) -> list[LogReceipt]:
+    """Run a task on a batch's result; return the receipts of its partitions that have rows."""
+    names = frame.columns
+    if any("." in name or "`" in name for name in names):  # ``mapInArrow`` looks names up without quotes
+        task, frame = replace(task, names=tuple(names)), frame.toDF(*(f"_{at}" for at in range(len(names))))
+    return [LogReceipt.from_json(row[0]) for row in frame.mapInArrow(task.__call__, _LOGGED).collect()]
 
 
 @dataclass(frozen=True, slots=True)
@@ -139,3 +153,12 @@ class PublishTask:
             client, slot.job, slot.sink, slot.number, after, target.checkpoint, target.newest, is_set_back=is_set_back
         ):
             yield LoggedRecords(epoch_of(changes, source), checkpoint_id, record_batches(changes, source))
+
+
+def publish(task: PublishTask, frames: Sequence[DataFrame]) -> list[Row]:
+    """Run a task on frames of slots, each in a Spark job of its own; return what it answers for each slot."""
+    text = f"publish checkpoint {task.target.checkpoint.id} of {task.settings.job} to sink {task.name}"
+    spark = frames[0].sparkSession
+    spark.sparkContext.setJobDescription(text)  # of the publisher's thread
+    answers = run_apart(spark, [frame.mapInArrow(task.__call__, _PUBLISHED).collect for frame in frames])
+    return [row for of_job in answers for row in of_job]

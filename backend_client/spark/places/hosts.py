@@ -64,6 +64,7 @@ class Hosts:
         self._ran: Mapping[int, Mapping[int, str]] = {}
         self._homes: dict[int, dict[int, str]] = {}
         self._anchors: dict[int, _Anchor] = {}
+        self._apart: dict[int, tuple[_Anchor, list[DataFrame]]] = {}
         self._has_warned = False
 
     def look(self, ready: Collection[str] = ()) -> None:
@@ -143,11 +144,18 @@ class Hosts:
     def anchor(self, parallelism: int) -> DataFrame:
         """Return a frame with the number of each partition, and alone, in this partition, at its places."""
         with self._lock:
-            seats = self._known_seats(parallelism)
-            anchor = self._anchors.get(parallelism)
-            if anchor is None or anchor.seats != seats or anchor.executors != self._warm:
-                anchor = self._anchors[parallelism] = self._new_anchor(parallelism, seats)
-            return anchor.frame
+            return self._anchor(parallelism).frame
+
+    def anchors_apart(self, parallelism: int) -> Sequence[DataFrame]:
+        """Return a frame for each of so many partitions, with its number alone, in one partition, at its places."""
+        with self._lock:
+            anchor = self._anchor(parallelism)
+            known = self._apart.get(parallelism)
+            if known is None or known[0] is not anchor:
+                places = [[]] * parallelism if anchor.seats is None else _named(anchor.seats, anchor.executors)
+                frames = [self._alone(number, named) for number, named in enumerate(places)]
+                known = self._apart[parallelism] = anchor, frames
+            return known[1]
 
     def frame_of(self, partitions: Sequence[int], parallelism: int, seats: Seats | None = None) -> DataFrame:
         """
@@ -200,6 +208,13 @@ class Hosts:
         homes.update({at: host for at, host in enumerate(before.runners) if host not in cores})
         self._seats[parallelism] = now
 
+    def _anchor(self, parallelism: int) -> _Anchor:
+        seats = self._known_seats(parallelism)
+        anchor = self._anchors.get(parallelism)
+        if anchor is None or anchor.seats != seats or anchor.executors != self._warm:
+            anchor = self._anchors[parallelism] = self._new_anchor(parallelism, seats)
+        return anchor
+
     def _new_anchor(self, parallelism: int, seats: Seats | None) -> _Anchor:
         return _Anchor(seats, self._warm, self._frame_of(range(parallelism), seats))
 
@@ -207,8 +222,12 @@ class Hosts:
         numbers = self._numbers(len(partitions))
         if seats is None:
             return numbers
-        places = locations(seats, self._warm)
-        return located(numbers, [[executor_location(*place) for place in places[at]] for at in partitions])
+        named = _named(seats, self._warm)
+        return located(numbers, [named[at] for at in partitions])
+
+    def _alone(self, number: int, places: Sequence[str]) -> DataFrame:
+        alone = self._spark.range(0, 1, 1, 1).select(F.col("id").cast("int").alias(PARTITION_COLUMN))
+        return (located(alone, [places]) if places else alone).selectExpr(f"{number} as {PARTITION_COLUMN}")
 
     def _numbers(self, count: int) -> DataFrame:
         numbers = self._spark.range(count).select(F.col("id").cast("int").alias(PARTITION_COLUMN))
@@ -235,6 +254,12 @@ class Hosts:
             self._cold = [one for one in new if one.host not in came]
             self._cold += self._not_used([one for one in new if one.host in came], now)
             self._seen, self._executors = (addresses, ids), now
+
+
+def _named(seats: Seats, executors: Sequence[Executor]) -> list[list[str]]:
+    """Return the locations of each partition, as Spark names them."""
+    places = locations(seats, executors)
+    return [[executor_location(*place) for place in of_partition] for of_partition in places]
 
 
 def _pinned(rows: DataFrame, anchor: DataFrame) -> DataFrame:

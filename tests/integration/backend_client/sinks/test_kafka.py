@@ -230,6 +230,7 @@ def test_columns_of_a_record(broker: KafkaBroker, slot: Slot) -> None:
         ("topic", pa.string(), None, "has no topic"),
         ("topic", pa.string(), f"{slot.job}.out.markers", "names .*, the topic of the sink's markers"),
         ("headers", headers, [None], "has a header without a key"),
+        ("headers", headers, [("h\0i", b"")], r"header whose key 'h\\x00i' has the character NUL"),
         ("partition", pa.int64(), 2**40, "column partition has 1099511627776, which no topic has"),
     ):
         wrong = pa.array([value], kind)

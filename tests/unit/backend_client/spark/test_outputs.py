@@ -144,7 +144,8 @@ def test_a_refusal_without_a_text_is_one() -> None:
     shipments: Any = SimpleNamespace(parcel=lambda sink: Parcel(pickle.dumps(sink)))
     session: Any = SimpleNamespace(latest=None, job_uid="uid", check_owned=lambda: None)
     plan = SinkPlan(Silent(), "output", 2, StructType(), BacklogLimits(patience_s=0.2))
-    made = SinkOutput(plan, BackendSettings("file:///s", "job"), session, shipments, Frame)  # type: ignore[arg-type]
+    frame: Any = Frame(2)
+    made = SinkOutput(plan, BackendSettings("file:///s", "job"), session, shipments, lambda _: [frame])
     try:
         made.after_checkpoint(Frame(0), REFS[0])  # type: ignore[arg-type]
         with pytest.raises(UnavailableError, match=r"is not published to sink 'output' after .*: UnavailableError"):

@@ -1,0 +1,42 @@
+"""A sink whose slots take unequally long, where Spark gives slow tasks a second attempt."""
+
+from __future__ import annotations
+
+import os
+import sqlite3
+import subprocess
+import sys
+from contextlib import closing
+from pathlib import Path
+
+import pytest
+
+from tests.e2e.speculation_program import FILES
+from tests.sidecars import end_sidecars
+from tools.servers.spark_cluster import Loopback, SparkCluster
+
+pytestmark = [pytest.mark.e2e, pytest.mark.timeout(300)]
+
+
+class _Host(Loopback):
+    """Spark gives no second attempt on the same host."""
+
+    def __init__(self, number: int) -> None:
+        self.address = f"127.0.0.{number + 2}"
+
+
+def test_slow_slot_is_not_begun_again(tmp_path: Path) -> None:
+    """A second attempt would fence the first one, a third one the second, and nothing would ever be published."""
+    locals_ = [tmp_path / f"l{number}" for number in range(3)]
+    hosts = [{"DSTL_LOCAL_DIR": str(folder), "PYTHONPATH": str(Path(__file__).parents[2])} for folder in locals_]
+    command = [sys.executable, "-m", "tests.e2e.speculation_program", "--folder", str(tmp_path), "--master"]
+    try:
+        with SparkCluster(tmp_path, hosts[1:], machines=[Loopback(), _Host(0), _Host(1)], cores=2) as cluster:
+            environment = {**os.environ, "PYSPARK_PYTHON": sys.executable, **hosts[0]}
+            subprocess.run([*command, cluster.master_url], cwd=tmp_path, env=environment, check=True, timeout=240)
+        with closing(sqlite3.connect(tmp_path / "out.db")) as connection:
+            opened = connection.execute("select slot, opened from slots order by slot").fetchall()
+        assert opened == [(slot, len(FILES)) for slot in range(2)]
+    finally:
+        for folder in locals_:
+            end_sidecars(folder)

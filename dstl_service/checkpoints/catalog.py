@@ -60,7 +60,7 @@ class Catalog:
     async def savepoints(self, name: str) -> dict[str, CheckpointInfo]:
         """Return all savepoints of a job by name."""
         job = await self._jobs.stored(name)
-        return await self._in_thread(name, lambda: {key: found.info() for key, found in job.store.savepoints.all()})
+        return await self._in_thread(name, lambda: {key: one.checkpoint for key, one in job.store.savepoints.infos()})
 
     async def create_savepoint(self, name: str, savepoint: str, checkpoint_id: int | None) -> CheckpointInfo:
         """Keep a checkpoint, by default the newest, under a name; see `SavepointStore.create`."""

@@ -47,7 +47,7 @@ class Catalog:
     async def checkpoints(self, name: str) -> list[CheckpointInfo]:
         """Return all completed checkpoints, oldest first."""
         job = await self._jobs.stored(name)
-        return await self._in_thread(name, lambda: [manifest.info() for manifest in job.store.completed()])
+        return await self._in_thread(name, job.store.listed)
 
     async def checkpoint(self, name: str, checkpoint_id: int) -> Manifest:
         """Return the newest generation of one checkpoint; `NotFoundError` if there is none."""

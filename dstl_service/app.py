@@ -22,7 +22,7 @@ from dstl_service.http.access_middleware import AccessMiddleware
 from dstl_service.http.acts import RecordWriter
 from dstl_service.http.connections import connections_within
 from dstl_service.http.errors import RESPONSES, install
-from dstl_service.http.job_limits import BodyRoom, RequestPlaces
+from dstl_service.http.job_limits import AnswerRoom, BodyRoom, RequestPlaces
 from dstl_service.http.routes import appends, checkpoints, forks, jobs, links, materializations, restore, savepoints
 from dstl_service.http.routes.description import describe_access
 from dstl_service.http.routes.fast_path import FastPath
@@ -99,6 +99,7 @@ def create_app(
     install(app)
     describe_access(app)
     app.add_middleware(FastPath)
+    app.add_middleware(AnswerRoom)
     app.add_middleware(BodyRoom, bytes_max=settings.http.bodies_bytes_max)
     app.add_middleware(RequestPlaces, connections_max=connections_within(settings.http.connections_max))
     app.add_middleware(AccessMiddleware, access=access, hosts=settings.known_hosts)

@@ -8,12 +8,14 @@ Methods run on the event loop unless marked as blocking.
 from __future__ import annotations
 
 from collections.abc import AsyncIterator, Callable, Iterator, Sequence
+from contextlib import AbstractAsyncContextManager
 
 from dstl_service.intake.active_job import ActiveJobs
 from dstl_service.intake.persister import Persister
 from dstl_service.materialization.materializer import Materializer
 from dstl_service.materialization.pending import Offer
 from dstl_service.metrics.restores import RestoreMetrics
+from dstl_service.process.fair_slots import FairSlots
 from dstl_service.process.job_threads import JobThreads, RunInThread
 from dstl_service.restore.download_cache import DownloadCache
 from dstl_service.restore.plan import (
@@ -39,6 +41,9 @@ from storage.validation import validate_name
 
 RESTORE_THREADS = 60
 """Threads that read the bytes of restores: each waits for the store most of the time."""
+
+STREAMS_BYTES_MAX = 1 << 30
+"""Memory for what streams have read and their clients have not taken; a job's streams may hold half of it."""
 
 
 class RestoreService:
@@ -79,6 +84,7 @@ class RestoreService:
         self._metrics = metrics
         self._in_thread = in_thread
         self._threads = JobThreads(RESTORE_THREADS, "restore")
+        self._streams = FairSlots(STREAMS_BYTES_MAX)
 
     async def plan(
         self,
@@ -121,15 +127,22 @@ class RestoreService:
 
     async def sets(
         self, name: str, epoch: int, refs: Sequence[ChangeSetRef]
-    ) -> Iterator[tuple[ChangeSetId, int, BytesLike]]:
-        """Return id, checksum and payload of sets whose checkpoint does not exist yet. The iterator blocks."""
+    ) -> tuple[int, Iterator[tuple[ChangeSetId, int, BytesLike]]]:
+        """
+        Return sets whose checkpoint does not exist yet: id, checksum and payload of each.
+
+        The memory that a stream of them takes comes first, see `RestorePlan.held_bytes`. The iterator blocks.
+        """
         job = await self._jobs.owned(name, epoch)  # this process may be new, or have received no set of the epoch
         held = await self._persister.held(job, refs)
         handles = [item for item in held if isinstance(item, SegmentHandle)]
         if handles:
             stored = read_handles(handles, self._downloads, self._cache, self._ahead)
-            return ((handle.entry.id, handle.entry.checksum, payload) for handle, payload in stored)
-        return ((item.id, item.checksum, item.payload) for item in held if isinstance(item, Segment))
+            size_bytes = RestorePlan(False, handles[0].entry.key_groups, handles).held_bytes
+            return size_bytes, ((handle.entry.id, handle.entry.checksum, payload) for handle, payload in stored)
+        sets = [item for item in held if isinstance(item, Segment)]
+        size_bytes = 2 * max((item.size_bytes for item in sets), default=0)
+        return size_bytes, ((item.id, item.checksum, item.payload) for item in sets)
 
     async def take_snapshot(
         self, name: str, operator: str, key_groups: KeyGroupRange, version: CheckpointRef, path: str
@@ -167,6 +180,15 @@ class RestoreService:
     def in_turn(self, name: str, pieces: Iterator[bytes]) -> AsyncIterator[bytes]:
         """Yield a job's pieces, each read in a thread when it is the job's turn."""
         return self._threads.each(name, pieces)
+
+    def room_for_stream(self, name: str, size_bytes: int) -> AbstractAsyncContextManager[None]:
+        """
+        Return the context of a stream that takes this memory while its client takes nothing; it waits for room.
+
+        A client that reads slowly, or not at all, keeps its own job waiting. The largest streams count for less than
+        they take, so that each finds room beside those of others.
+        """
+        return self._streams.held(name, min(max(1, size_bytes), STREAMS_BYTES_MAX // 4))
 
     def close(self) -> None:
         """Release the threads."""

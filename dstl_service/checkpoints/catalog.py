@@ -47,7 +47,7 @@ class Catalog:
     async def checkpoints(self, name: str) -> list[CheckpointInfo]:
         """Return all completed checkpoints, oldest first."""
         job = await self._jobs.stored(name)
-        return await self._in_thread(name, lambda: [manifest.info() for manifest in job.store.completed()])
+        return await self._in_thread(name, job.store.listed)
 
     async def checkpoint(self, name: str, checkpoint_id: int) -> Manifest:
         """Return the newest generation of one checkpoint; `NotFoundError` if there is none."""
@@ -60,7 +60,7 @@ class Catalog:
     async def savepoints(self, name: str) -> dict[str, CheckpointInfo]:
         """Return all savepoints of a job by name."""
         job = await self._jobs.stored(name)
-        return await self._in_thread(name, lambda: {key: found.info() for key, found in job.store.savepoints.all()})
+        return await self._in_thread(name, lambda: {key: one.checkpoint for key, one in job.store.savepoints.infos()})
 
     async def create_savepoint(self, name: str, savepoint: str, checkpoint_id: int | None) -> CheckpointInfo:
         """Keep a checkpoint, by default the newest, under a name; see `SavepointStore.create`."""

@@ -124,8 +124,8 @@ def savepoints(options: argparse.Namespace) -> int:
         deletions_of(store).check(options.job)
         job_store.make_savepoint(options.create, options.checkpoint)
         record(store, "create savepoint", options.job, savepoint=options.create)
-    for name, manifest in job_store.savepoints.all():
-        say(f"{name}  {manifest.ref.to_text()}{f'  for fork {manifest.held_for}' if manifest.held_for else ''}")
+    for name, kept in job_store.savepoints.infos():
+        say(f"{name}  {kept.checkpoint.ref.to_text()}{f'  for fork {kept.held_for}' if kept.held_for else ''}")
     return 0
 
 

@@ -1,5 +1,5 @@
 """
-Limits of what the requests of one job occupy: connections, and memory for incomplete bodies.
+Limits of what the requests of one job occupy: connections, and memory for incomplete bodies and untaken answers.
 
 One job may take half of each, the next job half of the rest, and so on (`dstl_service.process.shares`): however many
 jobs send slowly, the next one still finds room. Owned by the event loop.
@@ -7,6 +7,7 @@ jobs send slowly, the next one still finds room. Owned by the event loop.
 
 from __future__ import annotations
 
+import asyncio
 from collections import Counter
 
 from starlette.exceptions import HTTPException
@@ -18,6 +19,11 @@ from dstl_service.process.shares import Shares, shares_of
 from storage.errors import OverloadedError
 
 UNCOUNTED_BYTES_MAX = 64 * 1024
+
+ANSWERS_BYTES_MAX = 512 * 1024 * 1024
+"""Memory for answers that their clients have not taken; those of one job may hold as much as stays free."""
+
+_PIECE_BYTES = 1024 * 1024
 
 
 class RequestPlaces:
@@ -117,6 +123,75 @@ class BodyRoom:
             await self._app(scope, receive_counted, send)
         finally:
             hold(-held_bytes)
+
+
+class AnswerRoom:
+    """
+    ASGI middleware that counts answers that were made as a whole, until their clients have taken them.
+
+    An answer that would exceed its job's share is dropped, and the request gets 429. Streams have a limit of their own,
+    see `dstl_service.restore_service`, and small answers are not counted.
+
+    Args:
+        app: The next application.
+        bytes_max: Memory for all such answers.
+    """
+
+    def __init__(self, app: ASGIApp, bytes_max: int = ANSWERS_BYTES_MAX) -> None:
+        self._app = app
+        self._shares = Shares(bytes_max, 1, 0)
+        self._held: Counter[str] = Counter()
+
+    @property
+    def held_bytes(self) -> int:
+        """Bytes held by answers."""
+        return self._held.total()
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Pass the request on."""
+        if scope["type"] != "http":
+            await self._app(scope, receive, send)
+            return
+        head: Message | None = None
+
+        async def send_counted(message: Message) -> None:
+            nonlocal head
+            if message["type"] == "http.response.start":
+                head = message
+                return
+            begun, head = head, None
+            if begun is not None and not message.get("more_body", False):
+                await self._send_whole(scope, receive, send, begun, message)
+                return
+            if begun is not None:
+                await send(begun)
+            await send(message)
+
+        await self._app(scope, receive, send_counted)
+
+    async def _send_whole(self, scope: Scope, receive: Receive, send: Send, head: Message, message: Message) -> None:
+        body: bytes = message.get("body", b"")
+        if len(body) <= UNCOUNTED_BYTES_MAX:
+            await send(head)
+            await send(message)
+            return
+        job = job_of(scope["path"])
+        if not self._shares.admits(self._held[job], len(body), self._shares.total - self.held_bytes):
+            error = OverloadedError("too many bytes of other answers wait for their clients; ask again")
+            log_refusal(scope, error)
+            await error_response(error)(scope, receive, send)
+            return
+        self._held[job] += len(body)
+        try:
+            await send(head)
+            for begin in range(0, len(body), _PIECE_BYTES):
+                await send({**message, "body": body[begin : begin + _PIECE_BYTES], "more_body": True})
+                await asyncio.sleep(0)  # the piece is written, so that the next one waits until this one is taken
+            await send({**message, "body": b""})
+        finally:
+            self._held[job] -= len(body)
+            if not self._held[job]:
+                del self._held[job]
 
 
 def _is_large(scope: Scope) -> bool:

@@ -53,6 +53,9 @@ class ActiveJob:
     look: asyncio.Task[bool | None] | None = None
     """Background check whether the job was deleted before the newest checkpoint began."""
     looked_id: int = -1
+    looking: asyncio.Lock = field(default_factory=asyncio.Lock)
+    is_look_waiting: bool = False
+    """Whether `look` waits for the one before it."""
     changed: asyncio.Event = field(default_factory=asyncio.Event)
     last_error: str | None = None
     timer: asyncio.TimerHandle | None = None
@@ -276,7 +279,9 @@ class ActiveJobs:
         """
         if checkpoint_id > job.looked_id:
             job.looked_id = checkpoint_id
-            job.look = asyncio.get_running_loop().create_task(self._ended(job))
+            if job.look is None or not job.is_look_waiting:  # one that waits begins later than this checkpoint
+                job.is_look_waiting = True
+                job.look = asyncio.get_running_loop().create_task(self._ended(job))
 
     async def check_not_ended(self, job: ActiveJob) -> None:
         """
@@ -302,7 +307,9 @@ class ActiveJobs:
 
     async def _ended(self, job: ActiveJob) -> bool | None:
         try:
-            return await self.forget_ended(job.name)
+            async with job.looking:  # a caller may name a later checkpoint with each request
+                job.is_look_waiting = False
+                return await self.forget_ended(job.name)
         except DstlError as error:  # `check_not_ended` repeats the check
             logger.warning(
                 "the store did not tell whether the job was deleted", extra={"job": job.name, "error": str(error)}

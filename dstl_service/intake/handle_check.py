@@ -3,15 +3,17 @@ Checks that handles from others match stored objects: a checkpoint names only ob
 
 Handles of this service's own uploads, and those in its peers' answers, are not looked up in the store. Handles in a
 request, from a task whose sidecar other hosts cannot reach, are compared with the index of their object: once per
-object, in parallel, and already when the checkpoint is flushed.
+object, in parallel, and already when the checkpoint is flushed. A request may name any number of objects that do not
+exist, so few of them are looked for at a time.
 """
 
 from __future__ import annotations
 
 import asyncio
 import re
-from collections import OrderedDict, defaultdict
+from collections import Counter, OrderedDict, defaultdict
 from collections.abc import Awaitable, Callable, Iterable
+from itertools import islice
 from typing import Any, TypeAlias
 
 from dstl_service.wire import NAME, ChangeSetRef
@@ -22,6 +24,12 @@ from storage.segment_reader import read_index
 
 _KEY = re.compile(rf"({NAME})/segments/{NAME}/{NAME}\.seg")
 _ENTRIES_KNOWN_MAX = 100_000
+
+LOOKS_AHEAD_MAX = 1_000
+"""Objects of one job that wait to be read before somebody waits for them."""
+
+LOOKS_AT_ONCE = 250
+"""Objects that one request waits for at a time; fewer threads than that read them."""
 
 _Index: TypeAlias = tuple[int, frozenset[SegmentEntry]]
 """Size of an object in bytes, and its index entries."""
@@ -60,10 +68,13 @@ class HandleCheck:
         self._look = look
         self._indexes: OrderedDict[str, asyncio.Task[_Index]] = OrderedDict()
         self._entries_known = 0
+        self._waiting: Counter[str] = Counter()
 
     def begin(self, job: str, handles: Iterable[SegmentHandle]) -> None:
-        """Start to read the indexes that `check` is going to need."""
+        """Start to read the indexes that `check` is going to need, as long as not too many wait."""
         for key in _by_object(handles):
+            if self._waiting[job] >= LOOKS_AHEAD_MAX:
+                return
             self._begin(job, key)
 
     async def check(self, job: str, handles: Iterable[SegmentHandle]) -> None:
@@ -74,14 +85,15 @@ class HandleCheck:
             LostChangesError: An object is missing; the batch must be executed again.
             InvalidInputError: An object does not match a handle.
         """
-        objects = _by_object(handles)
-        indexes = await asyncio.gather(*(asyncio.shield(self._index(job, key)) for key in objects))
-        for (key, owned), (size_bytes, entries) in zip(objects.items(), indexes, strict=True):
-            for handle in owned:
-                if handle.object_size_bytes != size_bytes or handle.entry not in entries:
-                    raise InvalidInputError(
-                        f"object {key} does not hold change set {handle.entry.id} as described by its handle"
-                    )
+        left = iter(_by_object(handles).items())
+        while objects := dict(islice(left, LOOKS_AT_ONCE)):
+            indexes = await asyncio.gather(*(asyncio.shield(self._index(job, key)) for key in objects))
+            for (key, owned), (size_bytes, entries) in zip(objects.items(), indexes, strict=True):
+                for handle in owned:
+                    if handle.object_size_bytes != size_bytes or handle.entry not in entries:
+                        raise InvalidInputError(
+                            f"object {key} does not hold change set {handle.entry.id} as described by its handle"
+                        )
 
     def _index(self, job: str, key: str) -> asyncio.Task[_Index]:
         self._begin(job, key)
@@ -91,7 +103,8 @@ class HandleCheck:
     def _begin(self, job: str, key: str) -> None:
         if key not in self._indexes:
             task = self._indexes[key] = asyncio.get_running_loop().create_task(self._read(job, key))
-            task.add_done_callback(lambda done: self._ended(key, done))
+            self._waiting[job] += 1
+            task.add_done_callback(lambda done: self._ended(job, key, done))
 
     async def _read(self, job: str, key: str) -> _Index:
         try:
@@ -109,7 +122,10 @@ class HandleCheck:
         size_bytes = self._store.head(key).size_bytes
         return size_bytes, frozenset(read_index(self._store, key, size_bytes))
 
-    def _ended(self, key: str, task: asyncio.Task[_Index]) -> None:
+    def _ended(self, job: str, key: str, task: asyncio.Task[_Index]) -> None:
+        self._waiting[job] -= 1
+        if not self._waiting[job]:
+            del self._waiting[job]
         if task.cancelled() or task.exception() is not None:
             del self._indexes[key]  # the next check reads again
             return

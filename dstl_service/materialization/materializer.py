@@ -15,8 +15,8 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections import defaultdict
-from collections.abc import Sequence
+from collections import Counter, defaultdict
+from collections.abc import Iterable, Sequence
 from concurrent.futures import Executor
 from functools import partial
 from typing import Any
@@ -32,9 +32,9 @@ from dstl_service.metrics.materialization import GaugeValues, MaterializationMet
 from dstl_service.registry.job_store import JobStore
 from dstl_service.restore.plan import RestorePlan, plan_restore
 from dstl_service.restore.table_id import TableId
-from dstl_service.wire import CheckpointRef
+from dstl_service.wire import CheckpointRef, OperatorInfo
 from storage.clock import Clock, IdSource
-from storage.errors import DstlError
+from storage.errors import ConflictError, DstlError
 from storage.object_store import ObjectStore
 
 logger = logging.getLogger("dstl_service")
@@ -43,6 +43,13 @@ _MEASURED_BYTES_MIN = 1 << 20
 _CHOICE_MS = 500
 """How long the coordinator checks reported handles while the checkpoint's sets become durable."""
 _CHOICE_HUNG_S = 2.0
+_SWEEP_MS = 10_000
+TABLES_MIN = 256
+TABLES_PER_PARTITION = 4
+"""
+A job may have this many tables on a host for each of its partitions, and `TABLES_MIN` more: those of a parallelism
+before, or of operators that the checkpoint does not have yet.
+"""
 _LOOK_S = 10.0
 """Interval of the check whether a checkpoint lists waiting snapshots; no restore tells it after a job's last batch."""
 
@@ -73,6 +80,8 @@ class Materializer:
         uploader = SnapshotUploader(settings, store, clock, executor)
         self._shared = Shared(settings, store, clock, ids, executor, uploader, self.metrics)
         self._tables: dict[TableId, TrackedTable] = {}
+        self._tables_of: Counter[str] = Counter()
+        self._swept_ms = 0
         self._watches: dict[str, asyncio.Task[None]] = {}
         self._replay_bytes_per_s = float(settings.replay_bytes_per_s)
 
@@ -110,18 +119,21 @@ class Materializer:
                 if table.history.job_uid == history.job_uid and table.history.branch > history.branch:
                     return Offer()  # a restore of a branch given up by a rewind has no information
                 table.let_go()
-                del self._tables[table_id]
+                self._drop(table_id)
                 table = None
+            manifest = job_store.remembered(to_checkpoint)
+            if manifest is None:
+                manifest = await self._shared.in_thread(lambda: next(job_store.chain(to_checkpoint)))
+                table = table or self._tables.get(table_id)
             if table is None:
+                if not self._has_room(table_id.job, manifest.operators):
+                    return Offer()
                 table = self._add(table_id, history)
                 if not plan.is_full:
                     # Another process counted the log so far; from here on this one does.
                     key = (table_id.operator, table_id.key_groups)
                     plan = await self._shared.in_thread(plan_restore, job_store, *key, None, to_checkpoint)
             table.count_log(plan)
-            manifest = job_store.remembered(to_checkpoint)
-            if manifest is None:
-                manifest = await self._shared.in_thread(lambda: next(job_store.chain(to_checkpoint)))
             await table.follow(job_store, manifest)
             if self._shared.settings.enabled:
                 await table.look_at_foreign(manifest)
@@ -142,11 +154,17 @@ class Materializer:
             path: The folder. Taking the same one again changes nothing.
 
         Raises:
-            ConflictError: Another snapshot of this table is being stored; this one counts as skipped.
+            ConflictError: Another snapshot of this table is being stored, and this one counts as skipped; or this is no
+                table of the job's, to judge by their number.
             InvalidInputError: The folder cannot be taken over.
             NotFoundError: The checkpoint does not exist.
         """
-        table = self._tables.get(table_id) or self._add(table_id, TableHistory.of(job_store, version))
+        table = self._tables.get(table_id)
+        if table is None:
+            operators = (await self._shared.in_thread(job_store.resolve, version)).operators
+            if not self._has_room(table_id.job, operators):
+                raise ConflictError(f"job {table_id.job!r} has more tables here than partitions", **table_id.names)
+            table = self._tables.get(table_id) or self._add(table_id, TableHistory.of(job_store, version))
         await table.take(job_store, version, path)
         if table.waits_to_be_listed and table_id.job not in self._watches:
             self._watches[table_id.job] = asyncio.get_running_loop().create_task(self._watch(table_id.job, job_store))
@@ -189,10 +207,24 @@ class Materializer:
 
     def _add(self, table_id: TableId, history: TableHistory) -> TrackedTable:
         now_ms = self._shared.clock.monotonic_ms()
-        for other_id in [other for other, table in self._tables.items() if table.schedule.is_stale(now_ms)]:
-            del self._tables[other_id]
+        if now_ms >= self._swept_ms + _SWEEP_MS:  # each look at all tables for each one would take their square
+            self._swept_ms = now_ms
+            for other_id in [other for other, table in self._tables.items() if table.schedule.is_stale(now_ms)]:
+                self._drop(other_id)
         table = self._tables[table_id] = TrackedTable(table_id, history, self._shared)
+        self._tables_of[table_id.job] += 1
         return table
+
+    def _drop(self, table_id: TableId) -> None:
+        del self._tables[table_id]
+        self._tables_of[table_id.job] -= 1
+        if not self._tables_of[table_id.job]:
+            del self._tables_of[table_id.job]
+
+    def _has_room(self, job: str, operators: Iterable[OperatorInfo]) -> bool:
+        """Say whether another table of a job may be kept: a caller may name any operator and key groups."""
+        partitions = sum(operator.parallelism for operator in operators if operator.has_table)
+        return self._tables_of[job] < TABLES_MIN + TABLES_PER_PARTITION * partitions
 
     async def _watch(self, job: str, job_store: JobStore) -> None:
         """Poll whether a checkpoint lists waiting snapshots; after a job's last batch no restore tells it."""

@@ -16,9 +16,9 @@ from dstl_service.process.shares import shares_of
 
 class FairSlots:
     """
-    At most `total` holders at a time; a free slot goes to the waiting key, such as a job, that holds fewest.
+    At most `total` slots are held at a time; a free one goes to the waiting key, such as a job, that holds fewest.
 
-    Among keys that hold equally many, it goes to the one that was served least recently.
+    Among keys that hold equally many, it goes to the one that was served least recently. A holder may need several.
 
     Args:
         total: Number of slots.
@@ -28,69 +28,70 @@ class FairSlots:
         self._shares = shares_of(total)
         self._free = total
         self._held: Counter[str] = Counter()
-        self._waiting: dict[str, deque[asyncio.Future[None]]] = {}
+        self._waiting: dict[str, deque[tuple[asyncio.Future[None], int]]] = {}
 
     @asynccontextmanager
-    async def held(self, key: str) -> AsyncIterator[None]:
-        """Hold a slot within this context."""
-        await self.acquire(key)
+    async def held(self, key: str, slots: int = 1) -> AsyncIterator[None]:
+        """Hold this many slots within this context."""
+        await self.acquire(key, slots)
         try:
             yield
         finally:
-            self.release(key)
+            self.release(key, slots)
 
-    async def acquire(self, key: str) -> None:
-        """Wait for a slot; `release` gives it back."""
-        if self.acquire_at_once(key):
+    async def acquire(self, key: str, slots: int = 1) -> None:
+        """Wait for slots, at most all that there are; `release` gives them back."""
+        if self.acquire_at_once(key, slots):
             return
-        turn: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        turn = asyncio.get_running_loop().create_future(), slots
         self._waiting.setdefault(key, deque()).append(turn)
         try:
-            await turn
+            await turn[0]
         except asyncio.CancelledError:
-            if turn.done() and not turn.cancelled():
-                self.release(key)
+            if turn[0].done() and not turn[0].cancelled():
+                self.release(key, slots)
             else:
                 self._leave(key, turn)
             raise
 
-    def acquire_at_once(self, key: str) -> bool:
-        """Take a slot if the key may have one now; say whether it was taken."""
-        may_hold = self._may_hold(key)  # keys that wait while a slot is free hold their share already
+    def acquire_at_once(self, key: str, slots: int = 1) -> bool:
+        """Take slots if the key may have them now, and does not wait for others; say whether they were taken."""
+        may_hold = key not in self._waiting and self._may_hold(key, slots)
         if may_hold:
-            self._take(key)
+            self._take(key, slots)
         return may_hold
 
-    def release(self, key: str) -> None:
-        """Give a slot back."""
-        self._free += 1
-        self._held[key] -= 1
+    def release(self, key: str, slots: int = 1) -> None:
+        """Give slots back."""
+        self._free += slots
+        self._held[key] -= slots
         if not self._held[key]:
             del self._held[key]
         self._hand_on()
 
-    def _may_hold(self, key: str) -> bool:
-        return self._shares.admits(self._held.get(key, 0), 1, self._free)
+    def _may_hold(self, key: str, slots: int) -> bool:
+        return self._shares.admits(self._held.get(key, 0), slots, self._free)
 
-    def _take(self, key: str) -> None:
-        self._free -= 1
-        self._held[key] += 1
+    def _take(self, key: str, slots: int) -> None:
+        self._free -= slots
+        self._held[key] += slots
 
     def _hand_on(self) -> None:
-        while able := [key for key in self._waiting if self._may_hold(key)]:
+        while able := [key for key, turns in self._waiting.items() if self._may_hold(key, turns[0][1])]:
             key = min(able, key=self._held.__getitem__)
             turns = self._waiting.pop(key)
-            turn = turns.popleft()
+            turn, slots = turns.popleft()
             if turns:
                 self._waiting[key] = turns  # re-queued last: many short calls of one key must not keep others waiting
             if not turn.cancelled():
-                self._take(key)
+                self._take(key, slots)
                 turn.set_result(None)
 
-    def _leave(self, key: str, turn: asyncio.Future[None]) -> None:
+    def _leave(self, key: str, turn: tuple[asyncio.Future[None], int]) -> None:
         turns = self._waiting.get(key)
         if turns is None or turn not in turns:
             return
         turns.remove(turn)
         if not turns:
             del self._waiting[key]
+        self._hand_on()  # the next turn may need fewer

@@ -21,7 +21,7 @@ from dstl_service.registry.manifest_reader import is_checkpoint
 from dstl_service.registry.named_objects import KnownIndexes
 from dstl_service.registry.parallelism_requests import ParallelismRequests, WantedParallelism
 from dstl_service.registry.unfinished_objects import UnfinishedObjects
-from dstl_service.wire import CheckpointRef, ForkOrigin
+from dstl_service.wire import CheckpointInfo, CheckpointRef, ForkOrigin
 from storage.checksum import checksum64
 from storage.clock import Clock, IdSource
 from storage.errors import ConflictError, CorruptDataError, FencedError, InvalidInputError, NotFoundError
@@ -252,6 +252,11 @@ class JobStore(ForkedJob):
         """Yield the newest checkpoint and its stored predecessors, oldest first."""
         newest = self.newest()
         yield from reversed(list(self.stored_chain(newest.ref)) if newest else [])
+
+    def listed(self) -> list[CheckpointInfo]:
+        """Return what listings show of `completed`, one manifest at a time in memory: each may take megabytes."""
+        newest = self.newest()
+        return [manifest.info() for manifest in self.stored_chain(newest.ref)][::-1] if newest else []
 
     def subsumed(self, kept: Collection[CheckpointRef]) -> Iterator[tuple[CheckpointRef, ObjectInfo]]:
         """

@@ -14,13 +14,13 @@ import zlib
 from collections import OrderedDict
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
-from typing import TypeVar
+from typing import NamedTuple, TypeVar
 
 from dstl_service.formats.manifest import Manifest, decode_manifest, object_keys
 from dstl_service.formats.materialization_index import read_index
 from dstl_service.registry.lives import LifeFolder
 from dstl_service.registry.savepoint_register import PIN, Registered, SavepointRegister, savepoint_objects
-from dstl_service.wire import CheckpointRef
+from dstl_service.wire import CheckpointInfo, CheckpointRef
 from storage.errors import CorruptDataError, NotFoundError, UnavailableError
 from storage.model import MaterializationHandle
 from storage.object_store import ObjectReader, ObjectStore, is_readable
@@ -30,6 +30,8 @@ _KEYS_MAX = 2_000_000
 """File keys kept in memory: 1,000 tables with 20 files each and a hundred savepoints of them, about 80 MB."""
 _SAVED_KEYS_MAX = 400_000
 """Keys and snapshots of savepoints kept in memory: those of 200 savepoints of a thousand tables, about 80 MB."""
+_INFO_CHARS_MAX = 8 << 20
+"""Characters of what listings show of savepoints, mostly offsets and schemas, kept in memory."""
 _FAST = 1
 _T = TypeVar("_T")
 
@@ -122,6 +124,19 @@ class _Named:
         return len(self.object_keys) + len(self.materializations)
 
 
+class SavepointInfo(NamedTuple):
+    """
+    What a listing shows of a savepoint.
+
+    Args:
+        checkpoint: The checkpoint that it keeps.
+        held_for: The fork that needs it, or empty.
+    """
+
+    checkpoint: CheckpointInfo
+    held_for: str
+
+
 class KeptSavepoints:
     """Reads ``savepoints/`` in the folder of a job's life; see `dstl_service.registry.savepoints`."""
 
@@ -131,6 +146,7 @@ class KeptSavepoints:
         self._job = folder.job
         self.register = SavepointRegister(store, folder)
         self._known: dict[str, _Named] = {}
+        self._infos: OrderedDict[str, tuple[SavepointInfo, int]] = OrderedDict()
         self._known_lock = threading.Lock()
 
     def _for_deletion(
@@ -205,6 +221,21 @@ class KeptSavepoints:
             if PIN in one and sum(map(len, self._known.values())) + len(named) <= _SAVED_KEYS_MAX:
                 self._known[one] = named
         return named
+
+    def _info_of(self, one: str) -> SavepointInfo:
+        """Return what listings show of an object; it is read once, as in `_named_by`."""
+        with self._known_lock:
+            if (known := self._infos.get(one)) is not None:
+                self._infos.move_to_end(one)
+                return known[0]
+        manifest = self._load(one)
+        info = SavepointInfo(manifest.info(), manifest.held_for)
+        with self._known_lock:
+            if PIN in one:
+                self._infos[one] = info, len(repr(info))
+            while sum(chars for _, chars in self._infos.values()) > _INFO_CHARS_MAX:
+                self._infos.popitem(last=False)
+        return info
 
     def named(self, indexes: KnownIndexes, *, begin: bool = True) -> set[str]:
         """

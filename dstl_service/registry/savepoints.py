@@ -19,6 +19,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from contextlib import suppress
 from dataclasses import replace
+from typing import TypeVar
 
 from dstl_service.formats.keys import manifest_key
 from dstl_service.formats.manifest import (
@@ -29,11 +30,13 @@ from dstl_service.formats.manifest import (
     encode_manifest,
 )
 from dstl_service.formats.under_way import NOTHING
-from dstl_service.registry.named_objects import LOOKS_MAX, KeptSavepoints
+from dstl_service.registry.named_objects import LOOKS_MAX, KeptSavepoints, SavepointInfo
 from dstl_service.registry.savepoint_register import PIN, savepoint_objects
 from dstl_service.wire import CheckpointRef
 from storage.errors import ConflictError, CorruptDataError, NotFoundError, UnavailableError
 from storage.validation import validate_name
+
+_T = TypeVar("_T")
 
 
 class SavepointStore(KeptSavepoints):
@@ -172,17 +175,24 @@ class SavepointStore(KeptSavepoints):
         return sorted((now.title(one), one) for one in listed)
 
     def all(self) -> Iterator[tuple[str, Manifest]]:
+        """Yield all savepoints and pins by name, at once in memory; raises as `infos`."""
+        return self._each(self._load)
+
+    def infos(self) -> Iterator[tuple[str, SavepointInfo]]:
         """
-        Yield all savepoints and pins by name, as they were at one moment of the call.
+        Yield what listings show of all savepoints and pins, by name, as they were at one moment of the call.
 
         Raises:
             CorruptDataError: A savepoint, or the register, cannot be read.
             UnavailableError: Savepoints are made and deleted faster than they can be read.
         """
+        return self._each(self._info_of)
+
+    def _each(self, read: Callable[[str], _T]) -> Iterator[tuple[str, _T]]:
         for _ in range(LOOKS_MAX):
             # A savepoint that vanished may have been copied under a name that was not listed.
             with suppress(NotFoundError):
-                yield from [(title, self._load(one)) for title, one in self._listed()]
+                yield from [(title, read(one)) for title, one in self._listed()]
                 return
         raise self._changing()
 
@@ -199,12 +209,10 @@ class SavepointStore(KeptSavepoints):
             with suppress(NotFoundError):  # see `all`
                 for one in savepoint_objects(self._store, self._folder):
                     try:
-                        manifest = self._load(one)
+                        if self._info_of(one).checkpoint.ref == ref:
+                            return self._load(one)
                     except CorruptDataError as error:
                         unreadable = error
-                        continue
-                    if manifest.ref == ref:
-                        return manifest
                 break
         else:
             raise self._changing()

@@ -9,6 +9,7 @@ are complete.
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -68,6 +69,17 @@ class RestorePlan:
     def size_bytes(self) -> int:
         """Size of all payloads and snapshots."""
         return self.log_bytes + sum(item.handle.size_bytes for item in self.materializations)
+
+    @property
+    def held_bytes(self) -> int:
+        """Memory that a stream of it takes while its reader takes nothing: an object, and a frame that waits twice."""
+        frame_bytes = max((handle.entry.size_bytes for handle in self.handles), default=0)
+        if self.materializations:
+            frame_bytes = max(frame_bytes, CHUNK_BYTES)
+        by_object: defaultdict[str, list[SegmentHandle]] = defaultdict(list)
+        for handle in self.handles:
+            by_object[handle.object_key].append(handle)
+        return 2 * frame_bytes + max(map(bytes_to_read, by_object.values()), default=0)
 
     def of_checkpoint(self, checkpoint_id: int) -> RestorePlan:
         """Return the part of the log that one checkpoint added."""

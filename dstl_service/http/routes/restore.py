@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import AsyncIterator, Callable, Iterator
+from contextlib import AbstractAsyncContextManager, nullcontext
 from typing import Annotated
 
 from fastapi import APIRouter, Query, Response
@@ -92,8 +93,9 @@ async def read(job: JobName, body: ReadRequest, parts: ServiceParts) -> Response
 
     Frames: one ``segment`` for each, in the order of the request, then ``end``; or one ``error``.
     """
-    sets = await parts.restores.sets(job, body.epoch, body.refs)
-    return StreamingResponse(parts.restores.in_turn(job, _set_frames(sets)), media_type=_MEDIA_TYPE)
+    size_bytes, sets = await parts.restores.sets(job, body.epoch, body.refs)
+    frames = parts.restores.in_turn(job, _set_frames(sets))
+    return _Stream(frames, parts.restores.room_for_stream(job, size_bytes))
 
 
 def _set_frames(sets: Iterator[tuple[ChangeSetId, int, BytesLike]]) -> Iterator[bytes]:
@@ -124,22 +126,28 @@ async def answer_restore(parts: Parts, request: RestoreRequest) -> Response:
     table = TableId(job, request.operator, request.key_groups)
     frames = _frames(parts, plan, offer, payloads, parts.restores.progress(table, plan, sent.labels(job).inc))
     if plan.size_bytes > _AT_ONCE_BYTES_MAX:
-        return _Stream(parts.restores.in_turn(job, frames), running)
+        # A sink that hangs must not keep tables waiting.
+        room = parts.restores.room_for_stream(f"{job} output" if request.is_output else job, plan.held_bytes)
+        return _Stream(parts.restores.in_turn(job, frames), room, running)
     with running.track_inprogress():
         body = b"".join(frames) if parts.restores.is_at_hand(plan) else await parts.restores.joined(job, frames)
     return Response(body, media_type=_MEDIA_TYPE)
 
 
 class _Stream(StreamingResponse):
-    """A streamed restore; counts as running until it ends or its client disconnects."""
+    """Streamed frames; they hold their room, and a restore counts as running, until the end or the disconnection."""
 
-    def __init__(self, frames: AsyncIterator[bytes], running: Gauge) -> None:
+    def __init__(
+        self, frames: AsyncIterator[bytes], room: AbstractAsyncContextManager[None], running: Gauge | None = None
+    ) -> None:
         super().__init__(frames, media_type=_MEDIA_TYPE)
+        self._room = room
         self._running = running
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        with self._running.track_inprogress():
-            await super().__call__(scope, receive, send)
+        with nullcontext() if self._running is None else self._running.track_inprogress():
+            async with self._room:
+                await super().__call__(scope, receive, send)
 
 
 def _frames(

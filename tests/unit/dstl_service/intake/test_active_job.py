@@ -265,3 +265,32 @@ def test_sets_of_a_deleted_job_are_let_go(monkeypatch: pytest.MonkeyPatch) -> No
             jobs.recreate(f"job-{number}")
 
     run(story)
+
+
+def test_looks_for_a_deletion_do_not_pile_up(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A15: however many checkpoints callers name while the store is slow, one look runs, and one begins after it."""
+
+    async def story(host: Host) -> None:
+        await host.begin()
+        jobs, looks, answered = host.parts.jobs, [], asyncio.Event()
+        job = jobs.get("job")
+
+        async def look(_: ActiveJobs, name: str) -> bool:
+            looks.append(name)
+            await answered.wait()
+            return False
+
+        monkeypatch.setattr(ActiveJobs, "forget_ended", look)
+        for checkpoint_id in range(1, 50):
+            jobs.begin_look(job, checkpoint_id)
+            await asyncio.sleep(0)
+        assert len(looks) == 1
+        answered.set()
+        await jobs.check_not_ended(job)
+        assert len(looks) == 2
+
+        jobs.begin_look(job, 50)
+        await jobs.check_not_ended(job)
+        assert len(looks) == 3
+
+    run(story)

@@ -381,6 +381,25 @@ class TestFairSlots:
 
         self.run(story)
 
+    def test_holder_of_several_slots_is_not_overtaken(self) -> None:
+        """A key's small request waits behind its large one; both get slots when there are enough, or it gives up."""
+
+        async def story() -> None:
+            slots = FairSlots(12)
+            await slots.acquire("a", 3)
+            large, small = (asyncio.create_task(slots.acquire("a", count)) for count in (4, 1))
+            await asyncio.sleep(0)
+            assert not slots.acquire_at_once("a")
+            assert slots.acquire_at_once("b", 2)
+            large.cancel()
+            await small
+            slots.release("a", 3)
+            slots.release("a")
+            slots.release("b", 2)
+            await slots.acquire("c", 12)
+
+        self.run(story)
+
 
 class TestPlaces:
     """B1, B13: call slots are always returned, and no job holds slots that it does not use."""

@@ -1,4 +1,4 @@
-"""What deletions read of savepoints: each object once, however often they look."""
+"""What deletions and listings read of savepoints: each object once, however often they look."""
 
 from __future__ import annotations
 
@@ -69,4 +69,32 @@ def test_memory_for_savepoints_is_bounded(monkeypatch: pytest.MonkeyPatch) -> No
     looks = [(job_store.savepoints.object_keys(), reads(store)) for _ in range(2)]
 
     assert [count for _, count in looks] == [2, 1]
+    assert looks[0][0] == looks[1][0]
+
+
+def test_listings_read_each_savepoint_once() -> None:
+    """A reader's listings of a thousand tables' savepoints took seconds and gigabytes, again and again."""
+    store = RecordingStore(MemoryStore())
+    job_store = saved_job(store, ["one", "other"])
+
+    looks = [([*job_store.savepoints.infos()], reads(store)) for _ in range(2)]
+    found = job_store.savepoints.of(looks[0][0][0][1].checkpoint.ref)
+
+    assert [count for _, count in looks] == [2, 0]
+    assert looks[0][0] == looks[1][0]
+    assert [name for name, _ in looks[0][0]] == ["one", "other"]
+    assert found is not None
+    assert found.segments
+    assert reads(store) == 1
+
+
+def test_memory_for_listings_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What has no room is read again by each listing."""
+    monkeypatch.setattr(named_objects, "_INFO_CHARS_MAX", 1)
+    store = RecordingStore(MemoryStore())
+    job_store = saved_job(store, ["one", "other"])
+
+    looks = [([*job_store.savepoints.infos()], reads(store)) for _ in range(2)]
+
+    assert [count for _, count in looks] == [2, 2]
     assert looks[0][0] == looks[1][0]

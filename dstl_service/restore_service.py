@@ -42,7 +42,7 @@ from storage.validation import validate_name
 RESTORE_THREADS = 60
 """Threads that read the bytes of restores: each waits for the store most of the time."""
 
-STREAMS_BYTES_MAX = 1 << 30
+STREAMS_BYTES_MAX = 2 << 30
 """Memory for what streams have read and their clients have not taken; a job's streams may hold half of it."""
 
 

@@ -11,9 +11,11 @@ import asyncio
 import logging
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
+from functools import partial
 from weakref import WeakValueDictionary
 
 from dstl_service.intake.change_sets import BatchSettings, ByteCount, ChangeSetTracker
+from dstl_service.intake.deletion_look import DeletionLook
 from dstl_service.intake.in_flight_limiter import InFlightLimiter
 from dstl_service.intake.unknown_job import no_such_epoch, no_such_job
 from dstl_service.process.job_threads import RunInThread
@@ -50,12 +52,8 @@ class ActiveJob:
     """Counts begins and aborts; a request from before one of them is not carried out after it."""
     opening: asyncio.Lock = field(default_factory=asyncio.Lock)
     writing: asyncio.Lock = field(default_factory=asyncio.Lock)
-    look: asyncio.Task[bool | None] | None = None
+    look: DeletionLook = field(default_factory=DeletionLook)
     """Background check whether the job was deleted before the newest checkpoint began."""
-    looked_id: int = -1
-    looking: asyncio.Lock = field(default_factory=asyncio.Lock)
-    is_look_waiting: bool = False
-    """Whether `look` waits for the one before it."""
     changed: asyncio.Event = field(default_factory=asyncio.Event)
     last_error: str | None = None
     timer: asyncio.TimerHandle | None = None
@@ -90,7 +88,8 @@ class ActiveJob:
         if epoch > self.epoch:
             logger.info("newer epoch", extra={"job": self.name, "epoch": epoch, "older_epoch": self.epoch})
             # A new owner may continue from an earlier checkpoint.
-            self.epoch, self.newest_id, self.looked_id = epoch, -1, -1
+            self.epoch, self.newest_id = epoch, -1
+            self.look.forget_checkpoints()
             self.book.forget_epochs_before(epoch)
             self.wake()
 
@@ -277,11 +276,7 @@ class ActiveJobs:
         A query or task that still runs gets an error: its sets would be stored for nothing. `check_not_ended` waits
         for this check.
         """
-        if checkpoint_id > job.looked_id:
-            job.looked_id = checkpoint_id
-            if job.look is None or not job.is_look_waiting:  # one that waits begins later than this checkpoint
-                job.is_look_waiting = True
-                job.look = asyncio.get_running_loop().create_task(self._ended(job))
+        job.look.begin(checkpoint_id, partial(self._ended, job))
 
     async def check_not_ended(self, job: ActiveJob) -> None:
         """
@@ -294,22 +289,20 @@ class ActiveJobs:
             NotFoundError: The job was deleted.
             UnavailableError: The store did not answer; ask again.
         """
-        look = job.look
+        look = job.look.newest
         if look is None:
             return
         has_ended = await asyncio.shield(look)  # a retried request needs the answer if this one is cancelled
         if has_ended is None:
             has_ended = await self.forget_ended(job.name)
-        if job.look is look:  # else a newer batch has begun, and needs its own check
-            job.look = None
+        if job.look.newest is look:  # else a newer batch has begun, and needs its own check
+            job.look.newest = None
         if has_ended or self._jobs.get(job.name) is not job:
             raise no_such_epoch(job.name, job.epoch)
 
     async def _ended(self, job: ActiveJob) -> bool | None:
         try:
-            async with job.looking:  # a caller may name a later checkpoint with each request
-                job.is_look_waiting = False
-                return await self.forget_ended(job.name)
+            return await self.forget_ended(job.name)
         except DstlError as error:  # `check_not_ended` repeats the check
             logger.warning(
                 "the store did not tell whether the job was deleted", extra={"job": job.name, "error": str(error)}

@@ -212,20 +212,20 @@ def test_look_whether_the_job_was_deleted_is_kept_for_who_needs_it(*, is_given_u
         async def look() -> bool:
             return await answered.wait() and False
 
-        needed = job.look = asyncio.create_task(look())
+        needed = job.look.newest = asyncio.create_task(look())
         asking = asyncio.create_task(jobs.check_not_ended(job))
         await asyncio.sleep(0)
         if is_given_up:
             asking.cancel()
         else:
             jobs.begin_look(job, 1)
-            assert job.look is not None
-            needed = job.look
+            assert job.look.newest is not None
+            needed = job.look.newest
         answered.set()
         await asyncio.wait([asking])
-        assert job.look is needed
+        assert job.look.newest is needed
         await jobs.check_not_ended(job)
-        assert job.look is None
+        assert job.look.newest is None
 
     run(story)
 

@@ -122,7 +122,13 @@ def try_mutant(mutant: Mutant, root: Path, timeout_s: float = TIMEOUT_S) -> Verd
         if applied.returncode:
             return Verdict(mutant, Outcome.NOT_APPLIED, applied.stderr)
         # The environment has the original's packages; the copy precedes them.
-        environment = {**os.environ, "PYTHONPATH": str(tree), "PYTHONDONTWRITEBYTECODE": "1"}
+        # The model check finds a defect for sure only in many schedules.
+        environment = {
+            "DSTL_MODELCHECK_SCHEDULES": "5000",
+            **os.environ,
+            "PYTHONPATH": str(tree),
+            "PYTHONDONTWRITEBYTECODE": "1",
+        }
         command = [sys.executable, "-m", "pytest", "-q", "-x", "-p", "no:cacheprovider", "--tb=short", mutant.test]
         try:
             ran = subprocess.run(

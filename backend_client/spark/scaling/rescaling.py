@@ -4,7 +4,7 @@ Changes the parallelism of operators while their query runs.
 A request first prepares the tables of the new partitions beside the batches: a few at a time, on the executors on which
 the new anchors place them, twice, so that the second pass only adds the changes of the batches meanwhile. The next
 batch then runs with the new parallelism, and its tables lack only the changes since the second pass. After each step
-there is a pause as long as the step, so that batches have the executors for themselves for at least half of the time.
+there is a pause twice as long, so that batches have the executors for themselves for two thirds of the time.
 
 A failed preparation costs time, never correctness: the batch that switches then restores its tables itself.
 """
@@ -25,6 +25,8 @@ from storage.key_groups import check_parallelism
 logger = logging.getLogger("backend_client")
 
 PASSES = 2
+_PAUSE = 2
+"""How long a pause is, in steps."""
 
 Prepare = Callable[[str, int], Iterable[object]]
 """Returns the steps that make the tables of an operator, by their name, ready for a parallelism; each step blocks."""
@@ -138,7 +140,7 @@ class Rescaling:
                 begun_s = time.monotonic()
                 for step in chain.from_iterable(self._prepare(table, parallelism) for _ in range(PASSES)):
                     logger.debug("tables of operator %s are prepared: %s", operator, step)
-                    self._closed.wait(time.monotonic() - begun_s)
+                    self._closed.wait(_PAUSE * (time.monotonic() - begun_s))
                     begun_s = time.monotonic()
                     if self._wanted.get(operator) != parallelism:
                         break

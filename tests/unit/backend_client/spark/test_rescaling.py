@@ -173,8 +173,8 @@ def test_impossible_requests_are_refused(operator: str, parallelism: int) -> Non
         rescaling.request(operator, parallelism)
 
 
-def test_batches_have_half_of_the_time() -> None:
-    """A step that takes a while is followed by a pause as long."""
+def test_batches_have_most_of_the_time() -> None:
+    """A step that takes a while is followed by a pause twice as long."""
     begun, ended = [], []
 
     def prepare(_: str, __: int) -> Iterator[int]:
@@ -188,4 +188,4 @@ def test_batches_have_half_of_the_time() -> None:
     rescaling.request("one", 8)
     switched(rescaling, [8, 4])
 
-    assert all(next_ - end >= 0.9 * (end - start) for start, end, next_ in zip(begun, ended, begun[1:], strict=False))
+    assert all(next_ - end >= 1.9 * (end - start) for start, end, next_ in zip(begun, ended, begun[1:], strict=False))

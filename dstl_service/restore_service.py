@@ -44,6 +44,8 @@ RESTORE_THREADS = 60
 
 STREAMS_BYTES_MAX = 2 << 30
 """Memory for what streams have read and their clients have not taken; a job's streams may hold half of it."""
+_STREAM_BYTES_MAX = 32 << 20
+"""A stream counts as no more, so that 32 tables of one job are restored at a time at least."""
 
 
 class RestoreService:
@@ -185,10 +187,9 @@ class RestoreService:
         """
         Return the context of a stream that takes this memory while its client takes nothing; it waits for room.
 
-        A client that reads slowly, or not at all, keeps its own job waiting. The largest streams count for less than
-        they take, so that each finds room beside those of others.
+        A client that reads slowly, or not at all, keeps its own job waiting.
         """
-        return self._streams.held(name, min(max(1, size_bytes), STREAMS_BYTES_MAX // 4))
+        return self._streams.held(name, min(max(1, size_bytes), _STREAM_BYTES_MAX))
 
     def close(self) -> None:
         """Release the threads."""

@@ -133,6 +133,8 @@ class Materializer:
                     # Another process counted the log so far; from here on this one does.
                     key = (table_id.operator, table_id.key_groups)
                     plan = await self._shared.in_thread(plan_restore, job_store, *key, None, to_checkpoint)
+            elif table.history != history:  # added meanwhile, by a restore of another branch
+                return Offer()
             table.count_log(plan)
             await table.follow(job_store, manifest)
             if self._shared.settings.enabled:
@@ -206,14 +208,17 @@ class Materializer:
             table.close()
 
     def _add(self, table_id: TableId, history: TableHistory) -> TrackedTable:
-        now_ms = self._shared.clock.monotonic_ms()
-        if now_ms >= self._swept_ms + _SWEEP_MS:  # each look at all tables for each one would take their square
-            self._swept_ms = now_ms
-            for other_id in [other for other, table in self._tables.items() if table.schedule.is_stale(now_ms)]:
-                self._drop(other_id)
         table = self._tables[table_id] = TrackedTable(table_id, history, self._shared)
         self._tables_of[table_id.job] += 1
         return table
+
+    def _sweep(self) -> None:
+        """Drop tables that no restore has named for long."""
+        now_ms = self._shared.clock.monotonic_ms()
+        if now_ms >= self._swept_ms + _SWEEP_MS:  # each look at all tables for each one would take their square
+            self._swept_ms = now_ms
+            for table_id in [table_id for table_id, table in self._tables.items() if table.schedule.is_stale(now_ms)]:
+                self._drop(table_id)
 
     def _drop(self, table_id: TableId) -> None:
         del self._tables[table_id]
@@ -223,6 +228,7 @@ class Materializer:
 
     def _has_room(self, job: str, operators: Iterable[OperatorInfo]) -> bool:
         """Say whether another table of a job may be kept: a caller may name any operator and key groups."""
+        self._sweep()
         partitions = sum(operator.parallelism for operator in operators if operator.has_table)
         return self._tables_of[job] < TABLES_MIN + TABLES_PER_PARTITION * partitions
 

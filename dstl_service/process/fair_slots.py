@@ -40,7 +40,7 @@ class FairSlots:
             self.release(key, slots)
 
     async def acquire(self, key: str, slots: int = 1) -> None:
-        """Wait for slots, at most all that there are; `release` gives them back."""
+        """Wait for slots, at most half of all, which every key may hold; `release` gives them back."""
         if self.acquire_at_once(key, slots):
             return
         turn = asyncio.get_running_loop().create_future(), slots

@@ -72,7 +72,7 @@ class RestorePlan:
 
     @property
     def held_bytes(self) -> int:
-        """Memory that a stream of it takes while its reader takes nothing: an object, and a frame that waits twice."""
+        """Memory that a stream of it takes while its reader takes nothing: one object, and two copies of a frame."""
         frame_bytes = max((handle.entry.size_bytes for handle in self.handles), default=0)
         if self.materializations:
             frame_bytes = max(frame_bytes, CHUNK_BYTES)

@@ -117,27 +117,41 @@ def test_executors_are_known(spark: SparkSession) -> None:
     assert located.executors_at(spark, f"{addresses} elsewhere:1") is None
 
 
-@pytest.mark.parametrize("keeps_copies", [False, True])
-def test_tasks_of_a_lost_executor_run_elsewhere(spark: SparkSession, keeps_copies: bool) -> None:
+@pytest.mark.parametrize("has_copy", [False, True])
+def test_tasks_of_a_lost_executor_run_elsewhere(spark: SparkSession, has_copy: bool) -> None:
     """A task whose executor is gone would wait for as long as Spark is told to; with a copy it waits for its host."""
     address = socket.getfqdn(spark.conf.get("spark.driver.host") or "")
     gone, here = located.executor_location("7", "gone"), located.executor_location("driver", address)
     numbered = own_session(spark).range(2).select(F.col("id").cast("int").alias("p")).repartitionById(2, "p")
+    places = [[gone, *([address] if has_copy else [])], [here]]
     done: list[int] = []
-
-    def run() -> None:
-        places = [[gone, *([address] if keeps_copies else [])], [here]]
-        done.append(len(located.located(numbered, places).collect()))
-
-    thread = InheritableThread(target=run)
+    thread = InheritableThread(target=lambda: done.append(len(located.located(numbered, places).collect())))
     thread.start()
-    wait_until(lambda: located.end_waits(spark, ["8", "7"], keeps_copies=True) == 1, what="the task that waits")
-    assert located.end_waits(spark, ["8"], keeps_copies=False) == 0, "nobody waits for it"
-    if not keeps_copies:
-        assert thread.is_alive(), "it waits for another executor of the host"
-        assert located.end_waits(spark, ["7"], keeps_copies=False) == 1
+    wait_until(lambda: located.end_waits(spark, ["8", "7"]) == 1, what="the task that waits")
     thread.join(60)
     assert done == [2]
+
+
+def test_tasks_that_wait_for_others_keep_their_places(spark: SparkSession) -> None:
+    """Nothing is changed for a stage in which a task waits for another executor than those that are lost."""
+    places = [[located.executor_location(executor, "gone")] for executor in "78"]
+    address = socket.getfqdn(spark.conf.get("spark.driver.host") or "")
+    numbered = own_session(spark).range(3).select(F.col("id").cast("int").alias("p")).repartitionById(3, "p")
+    places.append([located.executor_location("driver", address)])
+    done: list[int] = []
+    thread = InheritableThread(target=lambda: done.append(len(located.located(numbered, places).collect())))
+    thread.start()
+    tracker = spark.sparkContext.statusTracker()
+
+    def two_wait() -> bool:
+        stages = [tracker.getStageInfo(stage) for stage in tracker.getActiveStageIds()]
+        return any(stage is not None and stage.numCompletedTasks == 1 for stage in stages)
+
+    wait_until(two_wait, what="the task that waits for nobody")
+    assert located.end_waits(spark, ["7"]) == 0
+    assert located.end_waits(spark, ["7", "8"]) == 2
+    thread.join(60)
+    assert done == [3]
 
 
 def test_error_within_an_expression_is_dropped(spark: SparkSession) -> None:

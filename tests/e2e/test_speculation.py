@@ -36,7 +36,9 @@ def test_slow_slot_is_not_begun_again(tmp_path: Path) -> None:
             subprocess.run([*command, cluster.master_url], cwd=tmp_path, env=environment, check=True, timeout=240)
         with closing(sqlite3.connect(tmp_path / "out.db")) as connection:
             opened = connection.execute("select slot, opened from slots order by slot").fetchall()
-        assert opened == [(slot, len(FILES)) for slot in range(2)]
+        assert [slot for slot, _ in opened] == [0, 1]
+        # A lost executor may have it opened once more; second attempts would open it twice for each checkpoint.
+        assert all(len(FILES) <= count < 2 * len(FILES) for _, count in opened), opened
     finally:
         for folder in locals_:
             end_sidecars(folder)

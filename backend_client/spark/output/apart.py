@@ -28,13 +28,14 @@ def speculates(spark: SparkSession) -> bool:
 
 def run_apart(spark: SparkSession, jobs: Sequence[Callable[[], _Result]]) -> list[_Result]:
     """
-    Run jobs at the same time, at most 32, and return their results, in any order.
+    Run jobs beside each other, at most 32 at a time, and return their results, in any order.
 
     A single job runs in the caller's thread. Others run in daemon threads with the caller's properties, such as the
     group by which a query's jobs are cancelled: a process that ends waits for none of them, as it would for a pool.
 
     Raises:
-        Exception: One of the jobs' errors, when all have ended.
+        Exception: One of the jobs' errors, when all that had begun have ended; no other job begins after an error.
+        RuntimeError: Not all jobs ran: their threads could not begin, as without a connection to the JVM.
     """
     if len(jobs) == 1:
         return [jobs[0]()]
@@ -47,18 +48,21 @@ def run_apart(spark: SparkSession, jobs: Sequence[Callable[[], _Result]]) -> lis
             return next(waiting, None)
 
     def work() -> None:
-        while (job := next_job()) is not None:
+        while not errors and (job := next_job()) is not None:
             try:
                 results.append(job())
             except Exception as error:  # noqa: BLE001 - raised by the caller's thread
                 errors.append(error)
 
-    target = inheritable_thread_target(spark)(work)
-    threads = [threading.Thread(target=target, name="dstl-job-apart", daemon=True) for _ in jobs[:_JOBS_MAX]]
+    # Each has properties of its own: Spark changes them with every job.
+    targets = [inheritable_thread_target(spark)(work) for _ in jobs[:_JOBS_MAX]]
+    threads = [threading.Thread(target=target, name="dstl-job-apart", daemon=True) for target in targets]
     for thread in threads:
         thread.start()
     for thread in threads:
         thread.join()
     if errors:
         raise errors[0]
+    if len(results) < len(jobs):
+        raise RuntimeError(f"{len(jobs) - len(results)} of {len(jobs)} Spark jobs did not run")
     return results

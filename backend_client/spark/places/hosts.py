@@ -55,7 +55,7 @@ class Hosts:
 
     def __init__(self, spark: SparkSession, *, keeps_copies: bool) -> None:
         self._spark = spark
-        self.keeps_copies = keeps_copies
+        self._keeps_copies = keeps_copies
         self._lock = threading.Lock()
         self._seen: tuple[str, frozenset[str]] = ("", frozenset())
         self._executors: list[Executor] = []
@@ -79,7 +79,7 @@ class Hosts:
             cores = self._cores
             if not cores:
                 return
-            if self.keeps_copies and len(cores) == 1 and not self._has_warned:
+            if self._keeps_copies and len(cores) == 1 and not self._has_warned:
                 self._has_warned = True
                 logger.warning("standby_replicas: no copies until a second host joins, %s is the only one", *cores)
             for parallelism in self._seats:
@@ -159,7 +159,9 @@ class Hosts:
 
     def frame_of(self, partitions: Sequence[int], parallelism: int, seats: Seats | None = None) -> DataFrame:
         """
-        Return a frame with one row for each of these partitions, alone and at its places: its index among them.
+        Return a frame with one row for each of these partitions, in a partition of its own at its places.
+
+        The value is the partition's index in `partitions`.
 
         Args:
             partitions: Their numbers.
@@ -196,12 +198,12 @@ class Hosts:
             cores = self._cores
             if not cores:
                 return None
-            self._seats[parallelism] = seated(parallelism, cores, None, keeps_copies=self.keeps_copies)
+            self._seats[parallelism] = seated(parallelism, cores, None, keeps_copies=self._keeps_copies)
         return self._seats[parallelism]
 
     def _seat(self, parallelism: int, cores: Mapping[str, int], ready: Collection[str]) -> None:
         before, ran = self._seats[parallelism], self._ran.get(parallelism)
-        now = seated(parallelism, cores, before, ready, ran, keeps_copies=self.keeps_copies)
+        now = seated(parallelism, cores, before, ready, ran, keeps_copies=self._keeps_copies)
         if now != before:
             logger.info("places of %d partitions: %s", parallelism, _summary(now))
         homes = self._homes.setdefault(parallelism, {})

@@ -55,8 +55,7 @@ class LostExecutors:
     @classmethod
     def of(cls, spark: SparkSession, hosts: Hosts | None) -> LostExecutors:
         """Return that of a query."""
-        keeps_copies = hosts is not None and hosts.keeps_copies
-        return cls(hosts, partial(executor_ids, spark), partial(end_waits, spark, keeps_copies=keeps_copies))
+        return cls(hosts, partial(executor_ids, spark), partial(end_waits, spark))
 
     @contextmanager
     def watched(self) -> Iterator[None]:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import logging
 import threading
-from collections.abc import Collection, Sequence
+from collections.abc import Callable, Collection, Sequence
 from typing import Any
 
 from pyspark.sql import DataFrame, SparkSession
@@ -18,6 +18,7 @@ from backend_client.spark.private.session import java_frame, java_session, jvm_o
 _INSTEAD = "leave partitions unpinned: spark.shuffle.reduceLocality.enabled=true, and standby_replicas=0"
 _DRIVER = "driver"
 _RUNNING = "RUNNING"
+_EXECUTOR_LEVEL = "PROCESS_LOCAL"
 _TASKS_MAX = 100_000
 _KILLED_WITHIN_S = 0.5
 
@@ -76,41 +77,64 @@ def remove_executor(spark: SparkSession, executor: str, reason: str) -> None:
         context.schedulerBackend().removeExecutor(executor, lost)
 
 
-def end_waits(spark: SparkSession, lost: Collection[str], *, keeps_copies: bool) -> int:
+def end_waits(spark: SparkSession, lost: Collection[str]) -> int:
     """
     Have Spark run tasks at once that wait for lost executors; return how many these are.
 
-    In a stage in which tasks of other executors wait, too, nothing is changed: Spark would place them anywhere.
+    In a stage in which tasks of other executors wait, too, nothing is changed: Spark would place them anywhere. If a
+    host that the tasks name has executors, with their tables or copies of them, the tasks still wait for that one.
 
     Args:
         spark: The application.
         lost: Ids of executors that are gone.
-        keeps_copies: Whether tasks still wait for the host of their copy.
     """
     tracker, released = spark.sparkContext.statusTracker(), 0
     with needed("TaskSetManager.localityWaits", "lower spark.locality.wait and spark.locality.wait.node"):
         context = java_session(spark).sparkContext()
+        scheduler, to_text = context.taskScheduler(), jvm_of(spark).java.util.Arrays.toString
         for stage in tracker.getActiveStageIds():
             found = tracker.getStageInfo(stage)
             if found is None:
                 continue
-            tasks = context.taskScheduler().taskSetManagerForAttempt(stage, found.currentAttemptId)
-            if tasks.isDefined():
-                released += _end_waits(tasks.get(), lost, 1 if keeps_copies else None)
+            tasks = scheduler.taskSetManagerForAttempt(stage, found.currentAttemptId)
+            if not tasks.isDefined():
+                continue
+            pending = _pending(tasks.get(), to_text)
+            if pending and pending <= _named(tasks.get(), lost):
+                has_host = any(map(scheduler.hasExecutorsAliveOnHost, _hosts(tasks.get(), pending)))
+                _set_waits_to_0(tasks.get(), has_host=has_host)
+                released += len(pending)
         if released:
             context.schedulerBackend().reviveOffers()
     return released
 
 
-def _end_waits(tasks: Any, lost: Collection[str], levels: int | None) -> int:
-    waiting = [tasks.pendingTasks().forExecutor().get(executor) for executor in lost]
-    pending = int(tasks.numTasks()) - int(tasks.tasksSuccessful()) - int(tasks.runningTasks())
-    if not 0 < pending <= sum(int(of_executor.get().size()) for of_executor in waiting if of_executor.isDefined()):
-        return 0
+def _pending(tasks: Any, to_text: Callable[[Any], Any]) -> set[int]:
+    """Return the indexes of a stage's tasks that neither run nor have succeeded."""
+    arrays = tasks.copiesRunning(), tasks.successful()
+    running, succeeded = (str(to_text(array)).strip("[]").split(", ") for array in arrays)
+    states = enumerate(zip(running, succeeded, strict=True))
+    return {at for at, state in states if state == ("0", "false")}
+
+
+def _named(tasks: Any, executors: Collection[str]) -> set[int]:
+    """Return the indexes of tasks that wait for these executors, and of some that did."""
+    found = (tasks.pendingTasks().forExecutor().get(executor) for executor in executors)
+    texts = [str(of_executor.get().mkString(" ")) for of_executor in found if of_executor.isDefined()]
+    return {int(at) for text in texts for at in text.split()}
+
+
+def _hosts(tasks: Any, indexes: Collection[int]) -> set[str]:
+    """Return the hosts that these tasks name."""
+    places = [tasks.tasks()[at].preferredLocations() for at in indexes]
+    return {str(of_task.apply(at).host()) for of_task in places for at in range(of_task.size())}
+
+
+def _set_waits_to_0(tasks: Any, *, has_host: bool) -> None:
     waits_ms = tasks.localityWaits()  # of each level of locality; Spark reads them when it places a task
-    for level in range(len(waits_ms))[:levels]:
-        waits_ms[level] = 0
-    return pending
+    for at, level in enumerate(tasks.myLocalityLevels()):
+        if not has_host or str(level) == _EXECUTOR_LEVEL:
+            waits_ms[at] = 0
 
 
 def _kill(context: Any, executor: str) -> None:

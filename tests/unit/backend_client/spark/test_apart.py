@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import threading
-from functools import partial
 from types import SimpleNamespace
 from typing import Any
 from unittest.mock import MagicMock
@@ -15,6 +14,7 @@ from backend_client.spark.output import apart
 from backend_client.spark.output.apart import run_apart
 from backend_client.spark.places import hosts as places
 from backend_client.spark.places.hosts import Hosts
+from tests.waiting import wait_until
 
 SPARK: Any = None
 
@@ -52,14 +52,40 @@ def test_jobs_run_side_by_side(threads: list[str]) -> None:
 def test_a_failed_job_is_told_when_all_have_ended() -> None:
     """Otherwise the next try would begin beside a job that still publishes."""
     ended: list[int] = []
+    both_run = threading.Barrier(2)
 
     def fail() -> None:
+        both_run.wait(30)
         raise RuntimeError("refused")
 
-    jobs: list[Any] = [fail, *(partial(ended.append, number) for number in range(60))]
+    def end_later() -> None:
+        both_run.wait(30)
+        wait_until(lambda: len([one for one in threading.enumerate() if one.name == "dstl-job-apart"]) < 2, what="it")
+        ended.append(1)
+
     with pytest.raises(RuntimeError, match="refused"):
-        run_apart(SPARK, jobs)
-    assert sorted(ended) == [*range(60)]
+        run_apart(SPARK, [fail, end_later])
+    assert ended == [1]
+
+
+def test_no_job_begins_after_an_error() -> None:
+    """A query that is stopped, or whose function has failed, would go on for all its partitions."""
+    begun: list[int] = []
+
+    def fail() -> None:
+        begun.append(1)
+        raise RuntimeError("cancelled")
+
+    with pytest.raises(RuntimeError, match="cancelled"):
+        run_apart(SPARK, [fail] * 1000)
+    assert len(begun) <= 32
+
+
+def test_jobs_that_did_not_run_are_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
+    """S61: a thread that gets no connection to Spark ends before its job; its slot must not count as published."""
+    monkeypatch.setattr(apart, "inheritable_thread_target", lambda _: lambda _: lambda: None)
+    with pytest.raises(RuntimeError, match="2 of 2 Spark jobs did not run"):
+        run_apart(SPARK, [lambda: 1, lambda: 2])
 
 
 @pytest.mark.parametrize(("speculates", "expected"), [("TRUE", ["0", "1"]), ("false", ["both"]), (None, ["both"])])

@@ -121,14 +121,17 @@ def test_small_answers_are_sent_at_once() -> None:
 def test_streams_that_nobody_takes_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
     """A12: a job's streams wait for each other while their clients take nothing; those of another job do not."""
     monkeypatch.setattr("dstl_service.restore_service.STREAMS_BYTES_MAX", 16 * MIB)
+    monkeypatch.setattr("dstl_service.restore_service._STREAM_BYTES_MAX", 4 * MIB)
     payload, read = bytes(3 * MIB), {"many": 0, "other": 0}
 
     async def story(parts: Parts, wanted: dict[str, CheckpointRef]) -> None:
-        taking, tasks = asyncio.Event(), []
+        taking, enough, tasks = asyncio.Event(), asyncio.Event(), []
 
         async def send(job: str, message: Message) -> None:
             if len(message.get("body", b"")) > MIB:
                 read[job] += 1
+                if read == {"many": 2, "other": 1}:
+                    enough.set()
                 await taking.wait()
 
         async def receive() -> Message:
@@ -138,7 +141,9 @@ def test_streams_that_nobody_takes_are_bounded(monkeypatch: pytest.MonkeyPatch) 
         for job in ("many", "many", "many", "many", "other"):
             stream = await answer_restore(parts, RestoreRequest(job, "op", GROUPS, None, wanted[job]))
             tasks.append(asyncio.create_task(stream({"type": "http"}, receive, partial(send, job))))
-        await asyncio.sleep(0.3)
+        async with asyncio.timeout(60):
+            await enough.wait()
+        await asyncio.sleep(0.1)  # and no more come
         assert read == {"many": 2, "other": 1}
         taking.set()
         await asyncio.gather(*tasks)

@@ -16,9 +16,14 @@ PARTITIONS = 2
 
 
 @pytest.fixture
-def life() -> Iterator[Life]:
+def clock() -> FakeClock:
+    return FakeClock()
+
+
+@pytest.fixture
+def life(clock: FakeClock) -> Iterator[Life]:
     """Return a service with a job whose operator has two partitions."""
-    with service(MemoryStore(), FakeClock()) as made:
+    with service(MemoryStore(), clock) as made:
         made.open()
         yield made
 
@@ -40,6 +45,20 @@ def test_tables_that_callers_name_are_bounded(life: Life, monkeypatch: pytest.Mo
         assert life.restore_raw(ref, operator=f"op-{number}").status_code == 200
 
     assert operators_of(life) == {f"op-{number}" for number in range(most)}
+
+
+def test_tables_that_nobody_restores_make_room(life: Life, clock: FakeClock, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Tables that a host does not run any more, as after a change of parallelism, keep no other ones out."""
+    monkeypatch.setattr(materializer, "TABLES_MIN", 3)
+    ref = life.complete(0, None, life.append())
+    for number in range(100):
+        life.restore_raw(ref, operator=f"op-{number}")
+    assert "new" not in operators_of(life)
+
+    clock.advance(30 * 24 * 3_600_000)
+    assert life.restore_raw(ref, operator="new").status_code == 200
+
+    assert operators_of(life) == {"new"}
 
 
 def test_each_table_is_not_compared_with_all_others(life: Life, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -199,10 +199,12 @@ def test_name_and_location_may_be_options(spark: SparkSession, make_backend: Bac
         grouped = read_input(spark, tmp_path / "in").groupBy("k")
         result = grouped.transformWithState(Totals(), OUTPUT, "Update", "None")
         writer = result.writeStream.outputMode("update").format("memory").trigger(availableNow=True)
-        query = writer.options(QueryName=name, checkpointlocation=str(tmp_path / "chk")).start()
+        writer.option("checkpointLocation", "a").option("CheckpointLocation", "b")  # what is set last counts
+        query = writer.options(QueryName=name, checkpointLocation=str(tmp_path / "chk")).start()
         query.awaitTermination()
 
     assert query.name == name
+    assert (tmp_path / "chk").is_dir()
     assert rows_of(spark.table(name)) == expected()
     assert [progress.job for progress in backend.recent_progress[:1]] == [f"job.{name}"]
 

@@ -89,6 +89,7 @@ class StatefulStreamWriter:
         """
         if key.lower() == "queryname":
             return self.queryName(value)
+        self._options = {name: of_name for name, of_name in self._options.items() if name.lower() != key.lower()}
         self._options[key] = value
         return self
 

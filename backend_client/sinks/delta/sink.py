@@ -44,7 +44,7 @@ _Compression = Literal["ZSTD", "SNAPPY", "GZIP", "UNCOMPRESSED"]
 _ROW_GROUP_BYTES = 64 << 20
 """A file is written one row group at a time, which the library holds in memory."""
 _UNUSABLE = re.compile(r"%[0-9A-Fa-f]{2}|[\[\]^|\\\x00-\x1f\x7f]")
-"""In a folder's name: the library makes empty commits there, but panics, or takes it for another one, with files."""
+"""With these in a folder's name the library makes empty commits, but panics, or uses another folder, to write files."""
 _FLUSHED_AFTER_S = 3600.0
 """What is older is on the disk: systems write it after half a minute."""
 _ENDPOINT_NAMES = ("aws_endpoint_url_s3", "aws_endpoint_url", "endpoint_url", "aws_endpoint", "endpoint")

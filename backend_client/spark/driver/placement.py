@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from functools import partial
 
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F
@@ -18,7 +19,7 @@ from backend_client.spark.columns import quoted
 from backend_client.spark.combining import PANE_COLUMN, Combining
 from backend_client.spark.output.apart import speculates
 from backend_client.spark.own_session import own_session
-from backend_client.spark.places.hosts import PARTITION_COLUMN, Hosts
+from backend_client.spark.places.hosts import PARTITION_COLUMN, Hosts, numbers_apart
 from backend_client.spark.private.frame_maker import FrameMaker
 from backend_client.spark.private.session import setting
 from backend_client.spark.query import Operator
@@ -53,11 +54,7 @@ def slots_placer(spark: SparkSession, hosts: Hosts | None) -> Callable[[int], Se
     is_apart = speculates(spark)
     if hosts is not None:
         return hosts.anchors_apart if is_apart else lambda slots: [hosts.anchor(slots)]
-    own = own_session(spark)
-
-    def numbers(begin: int, end: int) -> DataFrame:
-        return own.range(begin, end, 1, end - begin).select(F.col("id").cast("int").alias(PARTITION_COLUMN))
-
+    numbers = partial(numbers_apart, own_session(spark))
     return lambda slots: [numbers(at, at + 1) for at in range(slots)] if is_apart else [numbers(0, slots)]
 
 

@@ -156,7 +156,7 @@ class PublishTask:
 
 
 def publish(task: PublishTask, frames: Sequence[DataFrame]) -> list[Row]:
-    """Run a task on frames of slots, each in a Spark job of its own; return what it answers for each slot."""
+    """Run a task on frames of slots, each frame in a Spark job of its own; return what it answers for each slot."""
     text = f"publish checkpoint {task.target.checkpoint.id} of {task.settings.job} to sink {task.name}"
     spark = frames[0].sparkSession
     spark.sparkContext.setJobDescription(text)  # of the publisher's thread

@@ -228,7 +228,7 @@ class Hosts:
         return located(numbers, [named[at] for at in partitions])
 
     def _alone(self, number: int, places: Sequence[str]) -> DataFrame:
-        alone = self._spark.range(0, 1, 1, 1).select(F.col("id").cast("int").alias(PARTITION_COLUMN))
+        alone = numbers_apart(self._spark, 0, 1)
         return (located(alone, [places]) if places else alone).selectExpr(f"{number} as {PARTITION_COLUMN}")
 
     def _numbers(self, count: int) -> DataFrame:
@@ -256,6 +256,11 @@ class Hosts:
             self._cold = [one for one in new if one.host not in came]
             self._cold += self._not_used([one for one in new if one.host in came], now)
             self._seen, self._executors = (addresses, ids), now
+
+
+def numbers_apart(spark: SparkSession, begin: int, end: int) -> DataFrame:
+    """Return a frame of the numbers from `begin` up to `end`, exclusive, each in a partition of its own, unpinned."""
+    return spark.range(begin, end, 1, end - begin).select(F.col("id").cast("int").alias(PARTITION_COLUMN))
 
 
 def _named(seats: Seats, executors: Sequence[Executor]) -> list[list[str]]:

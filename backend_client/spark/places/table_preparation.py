@@ -16,7 +16,7 @@ from backend_client.service.job_session import JobSession
 from backend_client.service.partition_table import PREPARED, TablePreparation
 from backend_client.settings import BackendSettings
 from backend_client.spark.own_session import own_session
-from backend_client.spark.places.hosts import PARTITION_COLUMN, Hosts
+from backend_client.spark.places.hosts import Hosts, numbers_apart
 from backend_client.spark.places.seats import Seats, Takeover
 from storage.key_groups import key_group_range
 
@@ -47,15 +47,20 @@ class TablePreparer:
 
     def prepare_takeover(self, operator: str, takeover: Takeover) -> Iterator[Sequence[int]]:
         """Prepare tables where their partitions are taken over; yield as `prepare` does."""
-        return self._prepare(operator, len(takeover.after.runners), takeover.partitions, takeover.after)
+        return self.prepare(operator, len(takeover.after.runners), takeover.partitions, takeover.after)
 
-    def prepare(self, operator: str, parallelism: int, partitions: Sequence[int]) -> Iterator[Sequence[int]]:
-        """Prepare the tables of some partitions at the newest checkpoint; yield those of each job when it is done."""
-        return self._prepare(operator, parallelism, partitions)
-
-    def _prepare(
+    def prepare(
         self, operator: str, parallelism: int, partitions: Sequence[int], seats: Seats | None = None
     ) -> Iterator[Sequence[int]]:
+        """
+        Prepare the tables of some partitions at the newest checkpoint; yield those of each job when it is done.
+
+        Args:
+            operator: The operator's name.
+            parallelism: The number of all partitions.
+            partitions: The numbers of these.
+            seats: Other places than the present ones.
+        """
         own = own_session(self.spark)
         at_once = max(1, own.sparkContext.defaultParallelism // _SHARE)
         for first in range(0, len(partitions), at_once):
@@ -67,7 +72,7 @@ class TablePreparer:
             task = TablePreparation(self.settings, self.session.job_uid, operator, tuple(key_groups), base)
             # One task for each: a task without a partition would take an executor's core from batches for nothing.
             if self.hosts is None:
-                frame = own.range(0, len(chosen), 1, len(chosen)).selectExpr(f"cast(id as int) as {PARTITION_COLUMN}")
+                frame = numbers_apart(own, 0, len(chosen))
             else:
                 frame = self.hosts.frame_of(chosen, parallelism, seats)
             frame.mapInArrow(task.__call__, PREPARED).collect()

@@ -19,6 +19,7 @@ from dstl_service.process.fair_slots import FairSlots
 from dstl_service.process.job_threads import JobThreads, RunInThread
 from dstl_service.restore.download_cache import DownloadCache
 from dstl_service.restore.plan import (
+    Payloads,
     RestorePlan,
     SnapshotStream,
     plan_restore,
@@ -154,14 +155,15 @@ class RestoreService:
         job = await self._jobs.opened(name)
         await self._materializer.take(TableId(name, operator, key_groups), job.store, version, path)
 
-    def is_at_hand(self, plan: RestorePlan) -> bool:
-        """Say whether everything a plan needs is in memory, so that reading it needs no thread."""
-        return not plan.materializations and self._cache.holds(plan.handles)
+    def at_hand(self, plan: RestorePlan) -> Payloads | None:
+        """Return a plan's payloads if all it needs is in memory, so that reading them needs no thread."""
+        found = None if plan.materializations else self._cache.get_all(plan.handles)
+        return None if found is None else zip(plan.handles, found, strict=True)
 
-    def payloads(self, plan: RestorePlan, *, is_for_task: bool = True) -> Iterator[tuple[SegmentHandle, BytesLike]]:
-        """Yield a plan's payloads; blocking unless `is_at_hand`."""
+    def payloads(self, plan: RestorePlan, at_hand: Payloads | None = None, *, is_for_task: bool = True) -> Payloads:
+        """Yield a plan's payloads: those at hand, or those that are read, which blocks."""
         started_ms = self._clock.monotonic_ms()
-        yield from read_plan(plan, self._downloads, self._cache, self._ahead)
+        yield from read_plan(plan, self._downloads, self._cache, self._ahead) if at_hand is None else at_hand
         if not is_for_task:
             return
         # The client takes a payload about when it has applied the one before, so this measures its replay.

@@ -95,7 +95,7 @@ SnapshotStream: TypeAlias = Iterator[
     tuple[PlannedMaterialization, MaterializationIndex, Iterator[tuple[SnapshotFile, int, bytes]]]
 ]
 """Each materialization with its index and its files, piece by piece: file, offset, bytes."""
-_Payloads: TypeAlias = Iterator[tuple[SegmentHandle, BytesLike]]
+Payloads: TypeAlias = Iterator[tuple[SegmentHandle, BytesLike]]
 
 
 def plan_restore(
@@ -206,13 +206,13 @@ def read_snapshots(plan: RestorePlan, store: ObjectReader, ahead: ReadAhead = NO
 
 def _missing_part(
     handles: Sequence[SegmentHandle], store: ObjectReader, cache: SegmentCache
-) -> Part[tuple[set[int], _Payloads]]:
+) -> Part[tuple[set[int], Payloads]]:
     """Return the part that reads a checkpoint's segments that are not in the cache; it also says which."""
     missing = [handle for handle in handles if cache.get(handle) is None]
     size_bytes = bytes_to_read(missing)
 
-    def read() -> tuple[set[int], _Payloads]:
-        stored: _Payloads = read_segments(store, missing)
+    def read() -> tuple[set[int], Payloads]:
+        stored: Payloads = read_segments(store, missing)
         # Read ahead, they must be in memory; a large part is read in its own turn, object by object.
         return {id(handle) for handle in missing}, (iter(list(stored)) if size_bytes <= PART_BYTES_MAX else stored)
 

@@ -34,7 +34,8 @@ class Part(Generic[_T]):
 
     Args:
         read: Reads it; blocks. Called once, possibly in another thread.
-        size_bytes: How much memory it takes at most.
+        size_bytes: How much memory it takes at most. A part of 0 bytes is in memory already: its reader reads it, since
+            a thread would cost more, and the reader may be the event loop.
     """
 
     read: Callable[[], _T]
@@ -84,7 +85,7 @@ class ReadAhead:
 
     def _begin(self, part: Part[_T]) -> _Begun[_T]:
         quarters = min(_QUARTERS, 1 + _QUARTERS * part.size_bytes // (PART_BYTES_MAX + 1))
-        if part.size_bytes > PART_BYTES_MAX or not self._take(quarters):
+        if not 0 < part.size_bytes <= PART_BYTES_MAX or not self._take(quarters):
             return _Begun(part.read, quarters)
         try:
             return _Begun(self._threads.submit(part.read), quarters)

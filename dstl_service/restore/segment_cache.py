@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import threading
 from collections import OrderedDict
-from collections.abc import Iterable
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from storage.checksum import BytesLike
@@ -80,14 +80,19 @@ class SegmentCache:
             share = self._shares.get(handle.entry.id.job)
             return share.payloads.get((handle.object_key, handle.entry.offset_bytes)) if share is not None else None
 
-    def holds(self, handles: Iterable[SegmentHandle]) -> bool:
-        """Return whether all of these are cached now."""
+    def get_all(self, handles: Sequence[SegmentHandle]) -> list[BytesLike] | None:
+        """Return the payloads of all of these, or None if one is missing; it counts no hit then, and no miss."""
+        found = []
         with self._lock:
             for handle in handles:
                 share = self._shares.get(handle.entry.id.job)
-                if share is None or (handle.object_key, handle.entry.offset_bytes) not in share.payloads:
-                    return False
-        return True
+                key = (handle.object_key, handle.entry.offset_bytes)
+                if share is None or (payload := share.payloads.get(key)) is None:
+                    return None
+                share.payloads.move_to_end(key)
+                found.append(payload)
+            self.hits += len(found)
+        return found
 
     def _add(self, share: _Share, size_bytes: int) -> None:
         share.size_bytes += size_bytes

@@ -121,7 +121,8 @@ async def answer_restore(parts: Parts, request: RestoreRequest) -> Response:
     )
     metrics = parts.metrics.restores
     running = metrics.restores_running.labels(job)
-    payloads = parts.restores.payloads(plan, is_for_task=request.is_for_task)
+    at_hand = parts.restores.at_hand(plan) if plan.size_bytes <= _AT_ONCE_BYTES_MAX else None
+    payloads = parts.restores.payloads(plan, at_hand, is_for_task=request.is_for_task)
     sent = metrics.copied_bytes if request.is_copy else metrics.restored_bytes
     table = TableId(job, request.operator, request.key_groups)
     frames = _frames(parts, plan, offer, payloads, parts.restores.progress(table, plan, sent.labels(job).inc))
@@ -130,7 +131,7 @@ async def answer_restore(parts: Parts, request: RestoreRequest) -> Response:
         room = parts.restores.room_for_stream(f"{job} output" if request.is_output else job, plan.held_bytes)
         return _Stream(parts.restores.in_turn(job, frames), room, running)
     with running.track_inprogress():
-        body = b"".join(frames) if parts.restores.is_at_hand(plan) else await parts.restores.joined(job, frames)
+        body = await parts.restores.joined(job, frames) if at_hand is None else b"".join(frames)
     return Response(body, media_type=_MEDIA_TYPE)
 
 

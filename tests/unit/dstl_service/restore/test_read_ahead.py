@@ -122,6 +122,14 @@ def test_large_part_is_read_in_its_turn(ahead: ReadAhead) -> None:
     assert parts.threads == {threading.current_thread().name}
 
 
+def test_part_in_memory_is_read_in_its_turn(ahead: ReadAhead) -> None:
+    """The event loop answers from memory what is there: a thread's turn would keep all other requests waiting."""
+    parts = ended(Parts(3 * SMALL_EACH, 0))
+
+    assert list(ahead.in_order(parts)) == list(range(3 * SMALL_EACH))
+    assert parts.threads == {threading.current_thread().name}
+
+
 def test_error_comes_in_its_turn(ahead: ReadAhead) -> None:
     """Pieces read before an error are yielded first; nothing is read after it."""
 

@@ -40,6 +40,20 @@ def test_least_recently_used_goes_first() -> None:
     assert [cache.get(handle) is not None for handle in HANDLES] == [True, False, True, True]
 
 
+def test_several_are_given_together_or_not_at_all() -> None:
+    """I16: what is given together counts as used; if one is missing, nothing is given or counted."""
+    cache = SegmentCache(30)
+    for handle in HANDLES[:3]:
+        cache.put(handle, b"x" * 10)
+
+    assert cache.get_all(HANDLES) is None
+    assert (cache.hits, cache.misses) == (0, 0)
+    assert cache.get_all(HANDLES[:2]) == [b"x" * 10] * 2
+    assert cache.hits == 2
+    cache.put(HANDLES[3], b"y" * 10)
+    assert [cache.peek(handle) is not None for handle in HANDLES] == [True, True, False, True]
+
+
 def test_oversized_payload_drops_nothing() -> None:
     """A payload larger than the whole cache is not kept, and the others stay."""
     cache = SegmentCache(10)

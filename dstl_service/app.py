@@ -92,6 +92,14 @@ def create_app(
         # These pages run scripts of another host's, which could read every GET of a service without a token.
         docs_url=None,
         redoc_url=None,
+        # It would look for exporters with each request, and send what is in queries and errors to them; see `metrics`.
+        telemetry={
+            "tracing": False,
+            "metrics": False,
+            "logs": False,
+            "operation_spans": False,
+            "auto_configure": False,
+        },
     )
     for routes in (jobs, appends, links, checkpoints, restore, materializations, savepoints, forks):
         app.include_router(routes.router)

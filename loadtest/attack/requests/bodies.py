@@ -14,10 +14,10 @@ from pathlib import Path
 
 import pyarrow as pa
 
-from loadtest.attack.case import Case, no_bug, refused
-from loadtest.attack.forged import AttackerJob, answered, place_of_sets
-from loadtest.attack.raw import Answer, ask, connected, request
-from loadtest.attack.target import Attacked, complete_body
+from loadtest.attack.harness.attacker_job import AttackerJob, answered, place_of_sets
+from loadtest.attack.harness.case import Case, no_bug, refused
+from loadtest.attack.harness.raw import Answer, ask, connected, request
+from loadtest.attack.harness.target import Attacked, complete_body
 from storage.change_set import SCHEMA
 
 _GROUP = "bodies, trailers and bombs"

@@ -5,9 +5,9 @@ from __future__ import annotations
 import statistics
 import time
 
-from loadtest.attack.case import Case, with_status
-from loadtest.attack.raw import ask, request
-from loadtest.attack.target import TOKEN, Attacked
+from loadtest.attack.harness.case import Case, with_status
+from loadtest.attack.harness.raw import ask, request
+from loadtest.attack.harness.target import TOKEN, Attacked
 
 _WRONG: dict[str, str | None] = {
     "none": None,

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from loadtest.attack.case import Case, refused
-from loadtest.attack.raw import ask, request
-from loadtest.attack.target import Attacked
+from loadtest.attack.harness.case import Case, refused
+from loadtest.attack.harness.raw import ask, request
+from loadtest.attack.harness.target import Attacked
 
 _COLLECT = "/v1/jobs/neighbour/garbage-collection?dry_run=false"
 _HOSTS = (

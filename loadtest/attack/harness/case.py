@@ -7,8 +7,8 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
-from loadtest.attack.raw import Answer
-from loadtest.attack.target import State
+from loadtest.attack.harness.raw import Answer
+from loadtest.attack.harness.target import State
 
 
 class Target(Protocol):

@@ -19,9 +19,9 @@ from backend_client.service.client import ServiceClient
 from dstl_service.links.certificates import pinned_context
 from dstl_service.links.frames import FRAME_BYTES_MAX, HELLO_BYTES_MAX, encode_frame
 from dstl_service.wire import ChangeSetRef, LinkAddress, OpenLinks
-from loadtest.attack.case import Case
-from loadtest.attack.raw import closed_within
-from loadtest.attack.target import NEIGHBOUR, Attacked
+from loadtest.attack.harness.case import Case
+from loadtest.attack.harness.raw import closed_within
+from loadtest.attack.harness.target import NEIGHBOUR, Attacked
 
 GROUP = "links"
 _JOB = "linked"

@@ -7,9 +7,9 @@ import re
 from collections.abc import Callable
 from typing import Any
 
-from loadtest.attack.case import Case, refused
-from loadtest.attack.forged import AttackerJob, answered
-from loadtest.attack.target import NEIGHBOUR, Attacked
+from loadtest.attack.harness.attacker_job import AttackerJob, answered
+from loadtest.attack.harness.case import Case, refused
+from loadtest.attack.harness.target import NEIGHBOUR, Attacked
 
 _GROUP = "forks, reads and parallelism"
 _FAR = 2**53 - 1

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from loadtest.attack.case import Case, no_bug, refused
-from loadtest.attack.raw import ask
-from loadtest.attack.target import Attacked
+from loadtest.attack.harness.case import Case, no_bug, refused
+from loadtest.attack.harness.raw import ask
+from loadtest.attack.harness.target import Attacked
 
 _BODY = b'{"owner":"smuggler"}'
 _HIDDEN = (

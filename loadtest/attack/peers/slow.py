@@ -8,10 +8,10 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager, suppress
 
-from loadtest.attack.case import Case
-from loadtest.attack.forged import AttackerJob
-from loadtest.attack.raw import Address, closed_within, connected, request
-from loadtest.attack.target import Attacked
+from loadtest.attack.harness.attacker_job import AttackerJob
+from loadtest.attack.harness.case import Case
+from loadtest.attack.harness.raw import Address, closed_within, connected, request
+from loadtest.attack.harness.target import Attacked
 
 GROUP = "slow and many clients"
 SETTINGS = {

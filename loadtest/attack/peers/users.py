@@ -12,9 +12,9 @@ from pathlib import Path
 from backend_client.service.client import ServiceClient
 from backend_client.service.launcher import AutoStartedSidecar
 from dstl_service.wire import CheckpointRef
-from loadtest.attack.case import Case
-from loadtest.attack.other_user import CALL, IS_ROOT, LIST, NOBODY, as_nobody, folder_of, impostor, service_on
-from loadtest.attack.target import TOKEN, Attacked
+from loadtest.attack.harness.case import Case
+from loadtest.attack.harness.other_user import CALL, IS_ROOT, LIST, NOBODY, as_nobody, folder_of, impostor, service_on
+from loadtest.attack.harness.target import TOKEN, Attacked
 from storage.errors import DstlError, InternalError
 from tools.servers.job_driver import JobDriver
 

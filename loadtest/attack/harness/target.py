@@ -26,7 +26,7 @@ import psutil
 
 from backend_client.service.client import ServiceClient
 from dstl_service.wire import LogTarget
-from loadtest.attack.raw import Address, Answer, ask, request
+from loadtest.attack.harness.raw import Address, Answer, ask, request
 from storage.checksum import checksum64
 from storage.errors import DstlError
 from storage.key_groups import KeyGroupRange

@@ -13,9 +13,9 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 
-from loadtest.attack.case import RSS_GROWTH_MAX, Case
-from loadtest.attack.forged import AttackerJob
-from loadtest.attack.target import TOKEN, Attacked, complete_body
+from loadtest.attack.harness.attacker_job import AttackerJob
+from loadtest.attack.harness.case import RSS_GROWTH_MAX, Case
+from loadtest.attack.harness.target import TOKEN, Attacked, complete_body
 
 _GROUP = "hung and lying peers"
 _ANSWER_S = 4.0

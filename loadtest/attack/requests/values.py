@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from loadtest.attack.case import Case, refused
-from loadtest.attack.raw import ask, request
-from loadtest.attack.target import Attacked
+from loadtest.attack.harness.case import Case, refused
+from loadtest.attack.harness.raw import ask, request
+from loadtest.attack.harness.target import Attacked
 
 _OPEN = "/v1/jobs/values/epochs"
 _BEGIN = "/v1/jobs/neighbour/checkpoints/0/begin"

@@ -45,7 +45,7 @@ help: ## Show this list
 setup: $(STAMP) ## Make .venv with the pinned requirements (once, and again when they change)
 
 demo: $(STAMP) ## Run the flights example, kill it, resume it, compare it; STRICT=1 fails on any difference
-	$(PY) -m examples.flights_demo
+	$(PY) -m examples.flights.demo
 
 demo-cdc: need-mvn need-postgres $(STAMP) ## Run the change-data example on PostgreSQL and Kafka, kill it four times, check it; SHORT=1, STRICT=1
 	SHORT=$(SHORT) STRICT=$(STRICT) $(PY) -m tools.servers.beside $(PY) -m examples.merchant_orders.demo

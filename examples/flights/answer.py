@@ -1,7 +1,7 @@
 """
 The answer of the flights example as one batch computation in pandas, and the comparison with the job's output.
 
-Shares only the data set and the definitions with the job; the docstring of `examples.flights` has the definitions.
+Shares only the data set and the definitions with the job; the docstring of `examples.flights.job` has the definitions.
 """
 
 from __future__ import annotations
@@ -30,8 +30,8 @@ def answer(flights: pd.DataFrame, weather: pd.DataFrame) -> pd.DataFrame:
     Compute the statistics of all routes.
 
     Args:
-        flights: Columns as `examples.flights_data.read_flights` returns them.
-        weather: Columns as `examples.flights_data.read_weather` returns them; one row per airport and hour.
+        flights: Columns as `examples.flights.data.read_flights` returns them.
+        weather: Columns as `examples.flights.data.read_weather` returns them; one row per airport and hour.
 
     Returns:
         One row per route, sorted by route, with the columns `COLUMNS`.

@@ -3,7 +3,7 @@ The demo: runs the flights example, kills it twice in the middle of a batch, com
 
 The driver (its Python process, its JVM and their workers) gets SIGKILL after a third of the batches and is restarted.
 After two thirds the sidecar gets SIGKILL; the job recovers by itself. At the end every output row must equal the answer
-of `examples.flights_answer`. Spark's own log times the kills: a batch runs while ``offsets/N`` exists and ``commits/N``
+of `examples.flights.answer`. Spark's own log times the kills: a batch runs while ``offsets/N`` exists and ``commits/N``
 does not.
 
 Exit codes: 0 identical output; 1 different output, or, with ``--strict`` (STRICT=1), a missed goal; 2 the run failed.
@@ -26,12 +26,12 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 from rich.table import Table
 
-from examples.flights import ENGINES
-from examples.flights_answer import answer, differences
-from examples.flights_data import prepare, read_flights, read_weather
-from examples.flights_files import RouteFiles, read_lines
-from examples.flights_processes import DemoError, DriverProcess, Layout, running_batch, sidecar_pid, stop_sidecar
-from examples.flights_report import DemoRun, Kill, figures_of, read_checkpoint_figures, write_html
+from examples.flights.answer import answer, differences
+from examples.flights.data import prepare, read_flights, read_weather
+from examples.flights.files import RouteFiles, read_lines
+from examples.flights.job import ENGINES
+from examples.flights.processes import DemoError, DriverProcess, Layout, running_batch, sidecar_pid, stop_sidecar
+from examples.flights.report import DemoRun, Kill, figures_of, read_checkpoint_figures, write_html
 from tools.reporting.figures import Figure, format_number
 from tools.reporting.target import TargetReport, is_set
 

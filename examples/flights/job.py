@@ -1,7 +1,7 @@
 """
 The flights example: departures and weather joined as streams, then statistics per route; two stateful operators.
 
-Definitions, which `examples.flights_answer` computes independently in pandas:
+Definitions, which `examples.flights.answer` computes independently in pandas:
 
 - **Join.** A flight matches the weather of its airport and hour, ``(origin, time_hour)``; the row that arrives first
   waits in the state. It is an inner join: a flight whose hour has no weather row (1,556 of the 336,776 flights) stays
@@ -30,8 +30,8 @@ from pyspark.sql import functions as F
 from pyspark.sql.streaming import StatefulProcessor
 
 from backend_client import BatchProgress, ChangelogStateBackend
-from examples.flights_files import ProgressLog, RouteFiles, append_line
-from examples.flights_processors import JOINED_SCHEMA, STATS_SCHEMA, FlightWeatherJoin, RouteStats
+from examples.flights.files import ProgressLog, RouteFiles, append_line
+from examples.flights.processors import JOINED_SCHEMA, STATS_SCHEMA, FlightWeatherJoin, RouteStats
 
 JOB = "flights"
 ENGINES = ("changelog", "spark")
@@ -78,7 +78,7 @@ def build(spark: SparkSession, transform: Transform, data: Path) -> Any:
     Args:
         spark: The session.
         transform: The stateful operator, applied twice.
-        data: Folder with ``flights/`` and ``weather/`` of `examples.flights_data.prepare`.
+        data: Folder with ``flights/`` and ``weather/`` of `examples.flights.data.prepare`.
 
     Returns:
         A stream with one row per batch and route with new flights; columns as in `STATS_SCHEMA`.
@@ -180,7 +180,7 @@ def run(options: argparse.Namespace) -> None:
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Run the flights example on data that `examples.flights_data` has prepared."""
+    """Run the flights example on data that `examples.flights.data` has prepared."""
     parser = argparse.ArgumentParser(prog="flights", description=main.__doc__)
     parser.add_argument("--data", type=Path, required=True, help="folder with flights/ and weather/")
     parser.add_argument("--checkpoint", type=Path, required=True, help="Spark's checkpoint folder of the query")

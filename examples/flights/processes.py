@@ -11,10 +11,10 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from backend_client.service.client import ServiceClient
-from examples.flights import open_backend
+from examples.flights.job import open_backend
 from storage.errors import DstlError
 
-ROOT = Path(__file__).resolve().parent.parent
+ROOT = Path(__file__).resolve().parents[2]
 
 
 class DemoError(Exception):
@@ -79,7 +79,7 @@ class DriverProcess:
     def start(self) -> None:
         """Start or restart the job."""
         layout = self._layout
-        command = [sys.executable, "-m", "examples.flights", "--engine", self._engine]
+        command = [sys.executable, "-m", "examples.flights.job", "--engine", self._engine]
         for name in ("data", "checkpoint", "output", "storage", "local_dir", "events", "figures"):
             command += [f"--{name.replace('_', '-')}", str(getattr(layout, name))]
         environment = {"SPARK_LOCAL_IP": "127.0.0.1", "PYSPARK_PYTHON": sys.executable, **os.environ}

@@ -1,5 +1,5 @@
 """
-The two stateful processors of the flights example; `examples.flights` has the definitions.
+The two stateful processors of the flights example; `examples.flights.job` has the definitions.
 
 They only use Spark's `StatefulProcessor`.
 """

@@ -9,8 +9,8 @@ from typing import Any
 
 import pandas as pd
 
-from examples.flights_answer import ROUTE, plain_rows
-from examples.flights_files import read_lines
+from examples.flights.answer import ROUTE, plain_rows
+from examples.flights.files import read_lines
 from tools.reporting.figures import Figure, Goal, percentile
 from tools.reporting.page import HtmlReport
 from tools.reporting.plots import Marker, Series, histogram, line_plot
@@ -18,7 +18,7 @@ from tools.reporting.plots import Marker, Series, histogram, line_plot
 
 @dataclass(slots=True)
 class DemoRun:
-    """The records of a run; moments are seconds since the epoch, as in `examples.flights_files.ProgressLog`."""
+    """The records of a run; moments are seconds since the epoch, as in `examples.flights.files.ProgressLog`."""
 
     engine: str
     rows: int

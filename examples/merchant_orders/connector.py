@@ -22,8 +22,8 @@ from typing import Any
 import psycopg
 from confluent_kafka import KafkaException, Producer
 
-from examples.merchant_orders.envelopes import Envelope, canal, debezium
-from examples.merchant_orders.pgoutput import Commit, Decoder, RowChange
+from examples.merchant_orders.events.envelopes import Envelope, canal, debezium
+from examples.merchant_orders.events.pgoutput import Commit, Decoder, RowChange
 from examples.merchant_orders.shop import PUBLICATION, SLOT
 from examples.merchant_orders.topics import MERCHANTS, ORDERS, REFUNDS
 

@@ -24,18 +24,18 @@ from pathlib import Path
 
 import psycopg
 
-from examples.merchant_orders.checks import (
+from examples.merchant_orders.topics import DEAD_LETTERS, RESULT, SOURCES
+from examples.merchant_orders.trial.checks import (
     dead_letter_figures,
     read_chart,
     read_database,
     repeated_events,
     result_figures,
 )
-from examples.merchant_orders.page import Story, read_totals, write_page
-from examples.merchant_orders.processes import DemoError
-from examples.merchant_orders.reader import read_topic
-from examples.merchant_orders.run import Run
-from examples.merchant_orders.topics import DEAD_LETTERS, RESULT, SOURCES
+from examples.merchant_orders.trial.page import Story, read_totals, write_page
+from examples.merchant_orders.trial.processes import DemoError
+from examples.merchant_orders.trial.reader import read_topic
+from examples.merchant_orders.trial.run import Run
 from tools.reporting.figures import Figure, Goal, format_number
 from tools.reporting.target import TargetReport, is_set
 

@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterator
 from datetime import UTC, datetime
 from typing import Any, NamedTuple, TypeAlias
 
-from examples.merchant_orders.pgoutput import Row, RowChange
+from examples.merchant_orders.events.pgoutput import Row, RowChange
 
 _WHOLE_NUMBERS = {20, 21, 23}  # bigint, smallint, integer
 _MOMENT = 1184  # timestamp with time zone

@@ -11,7 +11,7 @@ from typing import Any, NamedTuple, TypeAlias
 
 import psycopg
 
-from examples.merchant_orders.reader import Record
+from examples.merchant_orders.trial.reader import Record
 from tools.reporting.figures import Figure, Goal
 
 Orders: TypeAlias = Mapping[str, Any]

@@ -16,7 +16,7 @@ from backend_client.service.client import ServiceClient
 from examples.merchant_orders.job import open_backend
 from storage.errors import DstlError
 
-ROOT = Path(__file__).resolve().parents[2]
+ROOT = Path(__file__).resolve().parents[3]
 _END_TIMEOUT_S = 120.0
 _LOG_TAIL_CHARS = 1_500
 

@@ -14,10 +14,10 @@ import psutil
 import psycopg
 
 from examples.merchant_orders.connector import ADVANCE_EVERY_S
-from examples.merchant_orders.dirty import DirtyWriter
-from examples.merchant_orders.processes import DemoError, Program, last_batch, sidecar_pid
-from examples.merchant_orders.reader import Transactions, create_topics
+from examples.merchant_orders.events.dirty import DirtyWriter
 from examples.merchant_orders.topics import PARTITIONS, RESULT
+from examples.merchant_orders.trial.processes import DemoError, Program, last_batch, sidecar_pid
+from examples.merchant_orders.trial.reader import Transactions, create_topics
 from tools.reporting.figures import Figure, Goal
 
 _POLL_S = 0.005

@@ -19,12 +19,12 @@ from pyspark.sql import Row
 
 from backend_client.testing import StateTester
 from examples.merchant_orders.changes import Change, changes_of
-from examples.merchant_orders.checks import broken_revisions, differences, orders_of, read_database, totals_of
 from examples.merchant_orders.connector import Connector, connect, wait_for_slot
 from examples.merchant_orders.processor import OrdersOfMerchant
-from examples.merchant_orders.reader import Record
 from examples.merchant_orders.shop import generate, prepare
 from examples.merchant_orders.topics import MERCHANTS, ORDERS, REFUNDS
+from examples.merchant_orders.trial.checks import broken_revisions, differences, orders_of, read_database, totals_of
+from examples.merchant_orders.trial.reader import Record
 from tests.waiting import wait_until
 from tools.servers.postgres import PostgresServer
 

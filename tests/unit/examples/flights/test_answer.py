@@ -7,7 +7,7 @@ from typing import Any
 import pandas as pd
 import pytest
 
-from examples.flights_answer import COLUMNS, answer, differences, plain_rows
+from examples.flights.answer import COLUMNS, answer, differences, plain_rows
 
 
 def flights(*rows: tuple[str, str, str, int | None]) -> pd.DataFrame:

@@ -8,7 +8,7 @@ import pandas as pd
 import pyarrow.parquet as pq
 import pytest
 
-from examples.flights_data import FLIGHTS_ROWS, WEATHER_ROWS, prepare, read_flights, read_weather
+from examples.flights.data import FLIGHTS_ROWS, WEATHER_ROWS, prepare, read_flights, read_weather
 
 FILES = 8
 

@@ -12,10 +12,10 @@ from typing import Any
 import pandas as pd
 import pytest
 
-from examples import flights_demo, flights_processes
-from examples.flights_files import append_line
-from examples.flights_processes import DriverProcess, Layout, running_batch, sidecar_pid
-from examples.flights_report import DemoRun, Kill, figures_of, read_checkpoint_figures, write_html
+from examples.flights import demo, processes
+from examples.flights.files import append_line
+from examples.flights.processes import DriverProcess, Layout, running_batch, sidecar_pid
+from examples.flights.report import DemoRun, Kill, figures_of, read_checkpoint_figures, write_html
 from tools.reporting.figures import Figure, Goal
 
 
@@ -29,7 +29,7 @@ def run() -> DemoRun:
 
 
 def flights_columns() -> list[str]:
-    from examples.flights_answer import COLUMNS
+    from examples.flights.answer import COLUMNS
 
     return COLUMNS
 
@@ -113,9 +113,9 @@ def test_exit_code_reports_result(
 ) -> None:
     """Different output always fails; a missed goal fails only in strict mode."""
     monkeypatch.delenv("STRICT", raising=False)
-    monkeypatch.setattr(flights_demo, "run_demo", lambda *_: figures)
+    monkeypatch.setattr(demo, "run_demo", lambda *_: figures)
 
-    assert flights_demo.main(["--work", str(tmp_path), "--reports", str(tmp_path / "reports"), *arguments]) == expected
+    assert demo.main(["--work", str(tmp_path), "--reports", str(tmp_path / "reports"), *arguments]) == expected
 
 
 def test_failed_run_has_its_own_exit_code(
@@ -124,11 +124,11 @@ def test_failed_run_has_its_own_exit_code(
     """A run that cannot continue ends with code 2 and prints where its files are."""
 
     def fail(*_: object) -> None:
-        raise flights_processes.DemoError("the time is over")
+        raise processes.DemoError("the time is over")
 
-    monkeypatch.setattr(flights_demo, "run_demo", fail)
+    monkeypatch.setattr(demo, "run_demo", fail)
 
-    assert flights_demo.main(["--work", str(tmp_path), "--reports", str(tmp_path)]) == 2
+    assert demo.main(["--work", str(tmp_path), "--reports", str(tmp_path)]) == 2
     assert str(tmp_path) in capsys.readouterr().out.replace("\n", "")
 
 

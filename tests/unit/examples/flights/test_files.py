@@ -7,7 +7,7 @@ from typing import Any
 
 import pyarrow as pa
 
-from examples.flights_files import RouteFiles, append_line, read_lines
+from examples.flights.files import RouteFiles, append_line, read_lines
 
 
 class Batch:

@@ -17,9 +17,9 @@ import pytest
 from pyspark.sql import Row
 from pyspark.sql.streaming import StatefulProcessor
 
-from examples.flights_answer import COLUMNS, answer, differences
-from examples.flights_data import read_flights, read_weather
-from examples.flights_processors import FlightWeatherJoin, RouteStats, nearest_rank
+from examples.flights.answer import COLUMNS, answer, differences
+from examples.flights.data import read_flights, read_weather
+from examples.flights.processors import FlightWeatherJoin, RouteStats, nearest_rank
 
 HOUR = ("EWR", "2013-01-01T10:00:00Z")
 

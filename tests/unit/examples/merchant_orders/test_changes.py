@@ -10,7 +10,7 @@ import pyarrow as pa
 import pytest
 
 from examples.merchant_orders.changes import Change, DirtyRecordError, changes_of, sort_out
-from examples.merchant_orders.dirty import dirty_record
+from examples.merchant_orders.events.dirty import dirty_record
 from examples.merchant_orders.topics import MERCHANTS, ORDERS, REFUNDS
 
 ORDER = {

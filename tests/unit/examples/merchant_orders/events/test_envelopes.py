@@ -7,8 +7,8 @@ from collections.abc import Mapping
 from datetime import UTC, datetime
 from typing import Any
 
-from examples.merchant_orders.envelopes import Envelope, canal, debezium
-from examples.merchant_orders.pgoutput import RowChange
+from examples.merchant_orders.events.envelopes import Envelope, canal, debezium
+from examples.merchant_orders.events.pgoutput import RowChange
 
 TYPES = {"order_id": 20, "merchant_id": 20, "status": 25, "ordered_at": 1184}
 ROW = {"order_id": "7", "merchant_id": "1", "status": "paid", "ordered_at": "2026-03-02 09:00:01.5+00"}

@@ -7,7 +7,7 @@ from datetime import UTC, datetime
 
 import pytest
 
-from examples.merchant_orders.pgoutput import Commit, Decoder, RowChange
+from examples.merchant_orders.events.pgoutput import Commit, Decoder, RowChange
 
 BIGINT, TEXT = 20, 25
 COMMITTED_US = 1_000_000 * 86_400 * 366  # the first day of 2001

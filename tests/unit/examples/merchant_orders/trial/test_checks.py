@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from examples.merchant_orders.checks import (
+from examples.merchant_orders.trial.checks import (
     Expected,
     broken_revisions,
     dead_letter_figures,
@@ -19,8 +19,8 @@ from examples.merchant_orders.checks import (
     result_figures,
     totals_of,
 )
-from examples.merchant_orders.page import Story, Total, write_page
-from examples.merchant_orders.reader import Record
+from examples.merchant_orders.trial.page import Story, Total, write_page
+from examples.merchant_orders.trial.reader import Record
 from tools.reporting.figures import Figure, Goal
 
 NOON = datetime(2026, 3, 2, 12, 0, tzinfo=UTC)

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from examples.merchant_orders.processes import DemoError, Program, last_batch
+from examples.merchant_orders.trial.processes import DemoError, Program, last_batch
 from tests.waiting import wait_until
 
 

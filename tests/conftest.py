@@ -18,8 +18,8 @@ import pytest
 from hypothesis import HealthCheck, settings
 
 from tests.support.order import LONG_S, dealt
-from tools.servers.service_process import ServiceProcess
-from tools.servers.spark_classes import ARCHIVE, options_of_short_jvms
+from tools.servers.service.process import ServiceProcess
+from tools.servers.spark.classes import ARCHIVE, options_of_short_jvms
 
 # Tests start hundreds of services.
 ServiceProcess.is_forked = True

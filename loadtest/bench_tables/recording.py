@@ -23,7 +23,7 @@ from backend_client.table.opening import open_advanced
 from backend_client.table.state_table import StateTable
 from dstl_service.wire import OperatorInfo
 from loadtest.bench_tables.workloads import KEY_GROUPS, SCALE, Changes, Workload
-from tools.servers.job_driver import JobDriver
+from tools.servers.service.job_driver import JobDriver
 
 _MB = 1 << 20
 _OPERATOR = OperatorInfo("op", 1, "{}", {})

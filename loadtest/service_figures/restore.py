@@ -25,9 +25,9 @@ from backend_client.table.state_table import StateTable
 from dstl_service.wire import CheckpointRef, OperatorInfo
 from storage.key_groups import KeyGroupRange
 from tools.reporting.figures import Figure, Goal
-from tools.servers.job_driver import ALL_KEY_GROUPS, JobDriver
 from tools.servers.s3_server import S3Server
-from tools.servers.service_process import ServiceProcess
+from tools.servers.service.job_driver import ALL_KEY_GROUPS, JobDriver
+from tools.servers.service.process import ServiceProcess
 
 BUCKET = "restore"
 VALUE_BYTES = 1024

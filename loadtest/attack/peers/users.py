@@ -16,7 +16,7 @@ from loadtest.attack.harness.case import Case
 from loadtest.attack.harness.other_user import CALL, IS_ROOT, LIST, NOBODY, as_nobody, folder_of, impostor, service_on
 from loadtest.attack.harness.target import TOKEN, Attacked
 from storage.errors import DstlError, InternalError
-from tools.servers.job_driver import JobDriver
+from tools.servers.service.job_driver import JobDriver
 
 GROUP = "two users of a host"
 

@@ -35,8 +35,8 @@ from backend_client.state.timers import Timers
 from backend_client.table.state_table import StateTable
 from dstl_service.wire import OperatorInfo, RowsSetAside, StateInfo
 from storage.key_groups import KeyGroupRange
-from tools.servers.job_driver import ALL_KEY_GROUPS, JobDriver
-from tools.servers.service_process import ServiceProcess
+from tools.servers.service.job_driver import ALL_KEY_GROUPS, JobDriver
+from tools.servers.service.process import ServiceProcess
 
 pytestmark = [pytest.mark.integration, pytest.mark.timeout(120)]
 

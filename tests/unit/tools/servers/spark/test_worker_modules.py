@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from tools.servers.worker_modules import compile_worker_modules
+from tools.servers.spark.worker_modules import compile_worker_modules
 
 SOURCE = "value = 1\n"
 

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from tools.servers.spark_classes import options_of_short_jvms
+from tools.servers.spark.classes import options_of_short_jvms
 
 
 @pytest.mark.parametrize("content", [None, b"", b"an archive of another Java"])

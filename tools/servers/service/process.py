@@ -11,9 +11,9 @@ from typing import ClassVar
 
 import psutil
 
-from tools.servers.forked import ForkedCommand, can_be_forked
 from tools.servers.programs import ServerError, end_process
-from tools.servers.socket_service import SocketService
+from tools.servers.service.forked import ForkedCommand, can_be_forked
+from tools.servers.service.on_socket import SocketService
 
 _STOP_TIMEOUT_S = 30.0
 

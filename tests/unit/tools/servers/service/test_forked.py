@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from tests.waiting import wait_until
-from tools.servers.forked import ForkedCommand, can_be_forked
+from tools.servers.service.forked import ForkedCommand, can_be_forked
 
 DSTL = [sys.executable, "-m", "dstl_service"]
 

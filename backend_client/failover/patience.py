@@ -1,7 +1,7 @@
 """
 How long a partition's task waits for its table, and what may become of its rows. No I/O.
 
-A table that is not there soon is restored beside the batches, and its partition is *stalled* until then. In a batch
+A table that is not ready soon is restored beside the batches, and its partition is *stalled* until then. In a batch
 that must be exact, only a partition with nothing to do goes without its table.
 """
 

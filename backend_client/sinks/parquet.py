@@ -40,7 +40,7 @@ from storage.open import open_store
 
 _SUFFIX = ".parquet"
 _HIDDEN = "_dstl"
-"""Readers leave out what begins with an underscore."""
+"""Readers skip names that begin with an underscore."""
 _LOOKS = 10
 _KEPT_ENTRIES = 16
 """Old entries are deleted in groups of this size: one request per entry would slow every publish down."""
@@ -228,7 +228,7 @@ class _ParquetPublisher(SlotPublisher):
         return f"{self._prefix}{number:012d}{_SUFFIX}"
 
     def _newest(self) -> _Published | None:
-        """Return what is published: what the newest entry says, or a file that was put after it."""
+        """Return the published state: that of the newest entry, or of a file that was put after it."""
         entry = self._entries.read()
         newest = self._listed() if entry is None else entry.number
         while self._exists(newest + 1):

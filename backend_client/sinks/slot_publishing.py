@@ -75,7 +75,7 @@ class Target:
         """Return whether a slot's marker of an earlier branch says less than the slot has published to here."""
         if slot.number >= self.marked_slots or self.published is None:
             return False
-        # What was published after the branch of the checkpoint before had begun, was so on that branch; a rewind since
+        # Output published after the previous checkpoint's branch had begun was published on that branch; a rewind since
         # then has not altered it. Other branches may have published more.
         before = [known.branch for known in self.stored if known.id == self.checkpoint.id - 1]
         return not marker.covers(before[-1], self.published) if before else marker.newest < self.published
@@ -172,7 +172,7 @@ def _set_back(marker: Marker, slot: Slot, target: Target) -> ConflictError:
     return ConflictError(
         f"slot {slot.number} of sink {slot.sink!r} had published more than checkpoint "
         f"{marker.checkpoint.to_text()}, where it stands: its system was set back, and the log of checkpoint "
-        f"{target.checkpoint.to_text()} does not have what is missing. {_advice_until(_until(marker, target))}"
+        f"{target.checkpoint.to_text()} does not have the missing output. {_advice_until(_until(marker, target))}"
     )
 
 

@@ -1,7 +1,7 @@
 """
-Commits offsets in the background: the latest ones, as often as the system allows, and never on a batch's way.
+Commits offsets in the background: the latest ones, as often as the system allows; no batch waits for it.
 
-Whatever fails is repeated, and reported once a minute; nothing depends on it.
+A failed commit is repeated, and reported once a minute; nothing depends on it.
 """
 
 from __future__ import annotations

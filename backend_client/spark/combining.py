@@ -29,7 +29,7 @@ _PART_COLUMN = "__dstl_part_"
 ROWS_MIN = 10_000
 """The aggregation costs Spark a few ms of planning in each batch, which fewer rows do not save."""
 ROWS_PER_GROUP_BEGIN, ROWS_PER_GROUP_END = 4, 2
-"""Rows are combined from so many rows per group on, until there are fewer."""
+"""Rows are combined once a batch has the first number of rows per group, until one has fewer than the second."""
 
 _HALF_BITS = 32
 _LOW = (1 << _HALF_BITS) - 1

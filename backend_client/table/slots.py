@@ -18,7 +18,7 @@ A *follower* keeps a copy of another host's table near its newest checkpoint (`b
 first slot for moments only, and says so in the lock's file. A task that finds it waits, and asks for the slot in the
 same file. For a slot that another task holds it waits as long as it would take to restore the table, at most: Spark has
 given that task up, and ends it within seconds.
-Only what is called as above is ever removed, and no link is followed: whatever `local_dir` is, the rest is not ours.
+Only files with the names above are ever removed, and no link is followed: everything else in `local_dir` is not ours.
 """
 
 from __future__ import annotations
@@ -49,11 +49,13 @@ _WANTED = b"w"
 _FOLLOWER_MS_MAX = 2000
 """A task waits this long for a follower, which may be in the middle of a write that the task would have to repeat."""
 _TASK_S_MAX = 4.0
-"""Spark kills the Python of a task that it has given up within so many seconds; until then it may go on."""
+"""Longest time until Spark kills the Python of a task that it has given up; until then the task may continue."""
 _RESTORED_BYTES_PER_S = 100 << 20
 _LOOK_S = 0.002
 _IN_USE_S = 60
-"""Nobody is waited for if a later slot was opened this short a time ago: he hangs, and batches go on there."""
+"""
+A holder is not waited for if a later slot was opened this recently: the holder hangs, and batches use the later slot.
+"""
 _KEY_GROUPS = re.compile(r"[0-9]{5}-[0-9]{5}")
 
 logger = logging.getLogger("backend_client")
@@ -147,7 +149,7 @@ def _restored_in_s(slot: Path) -> float:
 
 
 def _taken_over(path: Path, follower_s: float, task_s: float) -> int | None:
-    """Take a lock as soon as a follower or a task gives it up, within so many seconds; None if it does not."""
+    """Take a lock as soon as a follower or a task gives it up, within the given time; None if it does not."""
     begun_s = time.monotonic()
     time.sleep(_LOOK_S)  # a follower may have taken the lock just now, and not said yet who it is
     while time.monotonic() - begun_s < (follower_s if _asked_for(path) else task_s):

@@ -79,7 +79,7 @@ class HandleCheck:
 
     async def check(self, job: str, handles: Iterable[SegmentHandle]) -> None:
         """
-        Return if all of these handles match their objects.
+        Check that all of these handles match their objects.
 
         Raises:
             LostChangesError: An object is missing; the batch must be executed again.

@@ -1,5 +1,5 @@
 """
-All that the intake does otherwise for the note of a checkpoint than for the sets that tasks sent.
+The intake's handling of a checkpoint's note, where it differs from that of the sets that tasks sent.
 
 A note, see `formats.checkpoint_record`, becomes durable with the sets of its checkpoint, in one of their objects. It
 comes last in a request and its handle last in the answer; no metric, log line or cache includes it. Owned by the event

@@ -157,10 +157,10 @@ class KeptSavepoints:
 
         Those that no listing shows yet are among them.
 
-        A name on the register without its object is left to a person. No death leaves one: an object is put before its
-        name is on the register, never put there once it was deleted, and deleted after its name is taken off. So the
-        object was lost or removed by hand, or this host's answer is old. An old answer must not take it off the
-        register. A lost file may be brought back from a copy, and is whole as long as its objects are there.
+        A name on the register without its object is left to an administrator. No killed process leaves one: an object
+        is put before its name is on the register, never put there once it was deleted, and deleted after its name is
+        taken off. So the object was lost or removed by hand, or this host's answer is old. An old answer must not take
+        it off the register. A lost file may be brought back from a copy, and is whole as long as its objects are there.
 
         Raises:
             UnavailableError: A savepoint on the register is not found, or not yet: delete nothing.

@@ -62,7 +62,7 @@ class Registered:
         return name_of(one) if one in self.published else one
 
     def without(self, objects: Iterable[str]) -> Registered:
-        """Return what holds when these were taken off; those that are not there never come there."""
+        """Return the state after these were removed; those that are not registered never will be."""
         off = frozenset(objects)
         return Registered(self.objects - off, self.published - off, self.gone | (off - self.objects))
 
@@ -145,7 +145,7 @@ class SavepointRegister:
 
     def remove(self, name: str) -> _Names:
         """
-        Take off what people call by a name: a savepoint, or a pin that is none by then.
+        Remove the object that a name means: a savepoint, or a pin that is not one by then.
 
         If there is nothing, objects of that name that are listed only are meant: of a call that died while it deleted
         the savepoint, or before it had registered one.

@@ -135,7 +135,7 @@ def test_a_query_can_be_stopped_while_its_sink_is_away(
     handle = spark.streams.get(str(query.id))
     assert handle is not None
     handle.stop()
-    with pytest.raises(UnavailableError, match="is kept in the log; mend the cause"):
+    with pytest.raises(UnavailableError, match="is kept in the log; fix the cause"):
         query.stop()
     assert not query.isActive
     down.unlink()

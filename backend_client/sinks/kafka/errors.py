@@ -65,7 +65,7 @@ class Polled(Protocol):
     """A client that tells events when it is asked for them."""
 
     def poll(self, timeout: float, /) -> object:
-        """Tell what there is."""
+        """Report the pending events."""
 
     def abort_transaction(self, timeout: float, /) -> object:
         """Abort the transaction."""

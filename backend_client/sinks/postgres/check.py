@@ -124,7 +124,7 @@ def check_still_fits(
     delete_when: str | None,
 ) -> None:
     """
-    Check, in the transaction that writes, what the server would do in silence to a table that was altered since.
+    Check, in the transaction that writes, that a table which was altered since still takes the values unchanged.
 
     Values would be rounded, moved to another time zone or cut off, rows would be lost with the server, and each batch
     would add another row for a key that is null.

@@ -120,7 +120,7 @@ class PostgresSink(Sink):
         options: dict[str, Any] = {**_CONNECTION, **conninfo_to_dict(self.conninfo), "application_name": name}
         # A pooler's session may have a prepared statement of this name from another one.
         connection = psycopg.connect(make_conninfo(**options), autocommit=True, prepare_threshold=None)
-        # Whatever is the server's default: a look at the table after the rows must see it as it is then.
+        # Whatever the server's default is: a check of the table after the rows must see its present state.
         connection.isolation_level = psycopg.IsolationLevel.READ_COMMITTED
         return connection
 
@@ -208,7 +208,7 @@ class _PostgresPublisher(SlotPublisher):
         return FencedError(f"slot {self._slot.number} of sink {self._slot.sink!r} was opened by another publisher")
 
     def _is_overtaken(self) -> bool:
-        """Look in a session of its own; no answer is a no."""
+        """Ask in a session of its own; no answer counts as no."""
         query = sql.SQL("select opened from {} where (sink, job_uid, slot) = (%s, %s, %s)")
         with suppress(psycopg.Error), self._sink.look() as connection, ended_without_answer(connection):
             row = connection.execute(query.format(_name(self._sink.markers)), self._key).fetchone()

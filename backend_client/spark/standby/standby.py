@@ -31,7 +31,7 @@ logger = logging.getLogger("backend_client")
 READY_LAG_MAX = 5
 """A host whose copies lack more checkpoints takes over no partition."""
 SILENT_BATCHES_MAX = 3
-"""A host that was not heard of for so many batches is told the plan apart."""
+"""A host without news for this number of batches gets the plan in a job of its own."""
 _TOLD = "report string"
 
 

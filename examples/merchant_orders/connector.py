@@ -4,7 +4,7 @@ Writes the committed changes of the shop's tables to Kafka, each at least once a
 ``python -m examples.merchant_orders.connector`` runs until SIGTERM or Ctrl-C; then it sends what is committed and ends.
 It reads a replication slot with SQL functions, as a client of any kind can. The slot is advanced once in a while, and
 only over what Kafka has acknowledged; so after a crash, events are sent again. (Debezium does the same, and calls the
-while ``offset.flush.interval.ms``.) Readers tell repeated events by their position in the log.
+while ``offset.flush.interval.ms``.) Readers recognise repeated events by their position in the log.
 """
 
 from __future__ import annotations

@@ -1,5 +1,5 @@
 """
-``make demo-cdc``: runs the pipeline, kills parts of it four times, and compares what comes out with the database.
+``make demo-cdc``: runs the pipeline, kills parts of it four times, and compares the result with the database.
 
 The connector is killed before it has told the database what is sent, so events are repeated; the job's driver, and
 later its Python workers, while a transaction of its output is open; the job's sidecar in the middle of a batch.

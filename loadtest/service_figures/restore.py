@@ -1,5 +1,5 @@
 """
-Figure 6: what the restore of a table costs, from a real S3 server and without any local copy.
+Figure 6: the cost of a table's restore, from a real S3 server and without any local copy.
 
 A table of values that do not compress is stored as a snapshot, with a log after it. New service processes, whose caches
 are empty, then restore it: once for exactly its own key groups, as after a loss, and once for half of them, as after a

@@ -2,8 +2,8 @@
 Row changes as the two best known kinds of change events, those of Debezium and of Canal. No I/O.
 
 Both write JSON. Debezium's has the row before and after, with numbers and ISO times; Canal's has lists of rows whose
-values are all texts, and of what an update changed. Real Canal reads MySQL and knows no LSN; here it is the field
-``lsn``.
+values are all texts, and a list of the values that an update changed. Real Canal reads MySQL and knows no LSN; here it
+is the field ``lsn``.
 """
 
 from __future__ import annotations

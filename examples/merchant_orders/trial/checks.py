@@ -1,4 +1,4 @@
-"""Compares what came out of the pipeline with the database, the dirty records, and the page."""
+"""Compares the pipeline's output with the database, the dirty records, and the page."""
 
 from __future__ import annotations
 

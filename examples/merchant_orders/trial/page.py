@@ -1,4 +1,4 @@
-"""The totals as a page one looks at; everything on it comes from the Parquet files and the topics."""
+"""The totals as a web page; everything on it comes from the Parquet files and the topics."""
 
 from __future__ import annotations
 

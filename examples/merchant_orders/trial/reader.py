@@ -1,4 +1,4 @@
-"""What a reader of committed records sees in the topics, and whether a transaction is open."""
+"""The topics as a reader of committed records sees them, and whether a transaction is open."""
 
 from __future__ import annotations
 

@@ -42,7 +42,7 @@ class Run:
     Args:
         work: Folder of state, checkpoint, Parquet files and logs.
         servers: Addresses of the brokers.
-        orders_min: The generator goes on until the database has had so many orders, and all kills are over.
+        orders_min: The generator goes on until the database has had this many orders, and all kills are over.
         timeout_s: When to give up.
     """
 

@@ -18,12 +18,12 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 MODULES = ("dstl_service.commands.serve", "storage.s3_store", "uvloop", "boto3")
-"""What every service imports, some of it only when it starts."""
+"""The modules that every service imports, some only when it starts."""
 
 context = multiprocessing.get_context("forkserver")
 """Forks processes; `MODULES` are imported once, before the first one."""
 ROOM = "room_for_the_command_line_of_a_fork" * 60
-"""The name of no module, which only makes the command line longer of the process that forks."""
+"""Not the name of a module: it only makes the command line of the forking process longer."""
 
 context.set_forkserver_preload([*MODULES, ROOM])
 

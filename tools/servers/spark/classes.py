@@ -35,7 +35,7 @@ def options_of_short_jvms(archive: Path | None) -> str:
     of Spark keep their checkpoints as they do in an object store.
 
     Args:
-        archive: The archive of classes, if there is one; JVMs with other classes ignore it without a word.
+        archive: The archive of classes, if there is one; JVMs with other classes silently ignore it.
     """
     options = ["-XX:TieredStopAtLevel=1", "-XX:+UseSerialGC"]
     options.append(f"-Dspark.sql.streaming.checkpointFileManagerClass={_CHECKPOINT_FILES}")

@@ -1,5 +1,5 @@
 """
-What holds for every test: Hypothesis's profiles, the order, and that nothing is skipped where CI runs.
+Settings for every test: Hypothesis's profiles, the order, and the rule that nothing is skipped where CI runs.
 
 HYPOTHESIS_PROFILE chooses a profile by name; without it, `ci` where the variable CI is set, else `default`.
 """

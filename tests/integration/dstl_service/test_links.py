@@ -194,7 +194,7 @@ def test_host_that_was_paused_comes_back(start: Callable[[], ServiceProcess]) ->
 
 def test_host_that_was_cut_off_is_reached_again(storage: str) -> None:
     """
-    A link that is cut without a word is noticed by both sides; the host connects when the network is back.
+    A link that is cut silently is noticed by both sides; the host connects when the network is back.
 
     Meanwhile the coordinator lists it as silent.
     """

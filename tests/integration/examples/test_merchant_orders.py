@@ -61,7 +61,7 @@ def shop(monkeypatch: pytest.MonkeyPatch) -> Iterator[psycopg.Connection]:
 
 
 def trade(shop: psycopg.Connection, orders: int) -> None:
-    """Have two sessions commit transactions until there were so many orders."""
+    """Have two sessions commit transactions until there were this many orders."""
     ending = threading.Event()
 
     def have_traded() -> bool:
@@ -124,7 +124,7 @@ def test_join_of_all_changes_is_what_the_database_has(shop: psycopg.Connection) 
 
 
 def test_slot_is_advanced_only_over_what_is_acknowledged(shop: psycopg.Connection) -> None:
-    """What Kafka has not acknowledged is sent again by the next connector; what it has is not."""
+    """The next connector sends again the events that Kafka has not acknowledged, and no others."""
     trade(shop, orders=20)
     lost, sent, again = Sent(), Sent(), Sent()
     lost.unacknowledged = 1

@@ -79,7 +79,7 @@ def client(tmp_path: Path) -> Iterator[ServiceClient]:
 def test_time_passes_only_where_it_has_not(
     client: ServiceClient, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """I14: at another parallelism, what waits runs in its own key groups; in the others no time passes anew."""
+    """I14: at another parallelism, what waits runs in its own key groups; in the others no time passes again."""
     job = JobDriver(client)
     job.complete([])
     state = KeyedState(lambda _: None, ALL_KEY_GROUPS, lambda _: iter(()), checkpoint_id=1)

@@ -1,4 +1,4 @@
-"""What makes a run wrong, whether it is strict or not."""
+"""The differences that make a run wrong, whether it is strict or not."""
 
 from __future__ import annotations
 

@@ -84,7 +84,7 @@ def test_value_that_an_update_left_alone_is_that_of_the_old_row() -> None:
 
 
 def test_commit_has_the_position_behind_it() -> None:
-    """What the slot may be advanced to is the end of the commit, not its beginning."""
+    """The slot may be advanced to the end of the commit, not to its beginning."""
     assert decoded(b"C" + struct.pack(">Bqqq", 0, 200, 208, COMMITTED_US)) == Commit(208)
 
 

@@ -1,4 +1,4 @@
-"""Java's options for the JVMs of tests: one that has other classes starts as without the archive, without a word."""
+"""Java's options for the JVMs of tests: one that has other classes silently starts as without the archive."""
 
 from __future__ import annotations
 

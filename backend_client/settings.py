@@ -95,7 +95,7 @@ class BackendSettings:
     """Seconds after which a batch runs although no rows came, so that timers fire; by default they wait for rows.
     Cannot be switched on or off for a query that has a checkpoint."""
     failover: str = "exact"
-    """What happens to rows whose table is being restored: "exact" (the batch waits), "deferred" (they wait in the log,
+    """How rows are treated whose table is being restored: "exact" (the batch waits), "deferred" (they wait in the log,
     the batch does not), "bounded-loss" (they are set aside, counted, and run only on request)."""
     failover_patience_s: float = 1.0
     """How long a task waits for its table in "deferred" and "bounded-loss"; in "exact", only a task that has neither
@@ -107,7 +107,7 @@ class BackendSettings:
     max_lost_fraction: float = 0.005
     """With "bounded-loss": the largest share of an operator's rows within a minute that may be lost."""
     lost_rows: str = "keep"
-    """What a start does with rows that are lost so far: "keep" (they stay listed), "replay" (the first batch runs them,
+    """How a start treats rows that are lost so far: "keep" (they stay listed), "replay" (the first batch runs them,
     as of their arrival), "forget" (they are deleted)."""
     fork_of: str | None = None
     """

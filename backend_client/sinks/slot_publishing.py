@@ -39,7 +39,7 @@ The argument is a checkpoint of the target's branch after which to begin; None: 
 @dataclass(frozen=True, slots=True)
 class Target:
     """
-    What is to be published.
+    The target of a publish.
 
     Args:
         checkpoint: The newest checkpoint whose output is published.

@@ -40,7 +40,7 @@ _DIGITS_MAX = 28
 
 @dataclass(frozen=True, slots=True)
 class _Part:
-    """What Spark computes for an aggregation: SQL aggregates, their types, and whether two make one state column."""
+    """Spark's part of an aggregation: SQL aggregates, their types, and whether two make one state column."""
 
     sql: tuple[str, ...]
     kinds: tuple[pa.DataType, ...]
@@ -84,7 +84,7 @@ class Combining:
 
     @property
     def rows(self) -> pa.Schema:
-        """The columns behind the keys of combined rows: the pane, if there are windows, and the `aggregates`."""
+        """The columns after the keys of combined rows: the pane, if there are windows, and the `aggregates`."""
         pane = [] if self.windows is None else [pa.field(PANE_COLUMN, pa.int64())]
         kinds = [kind for part in self.parts for kind in part.kinds]
         fields = [pa.field(f"{_PART_COLUMN}{at}", kind) for at, kind in enumerate(kinds)]

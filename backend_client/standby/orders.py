@@ -76,7 +76,7 @@ class CopyPlan:
 @dataclass(frozen=True, slots=True)
 class Order:
     """
-    What a follower has to do.
+    The work of a follower.
 
     Args:
         settings: The job's settings.

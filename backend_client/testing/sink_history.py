@@ -40,7 +40,7 @@ class BrokenPromise:
 @dataclass(frozen=True, slots=True)
 class SinkUnderTest:
     """
-    What the kit needs of a sink.
+    A sink, with all that the kit needs to know of it.
 
     Args:
         sink: The sink, with its system running.

@@ -153,7 +153,7 @@ def collect_garbage(
 @dataclass(frozen=True, slots=True)
 class _Found:
     """
-    What a job has stored.
+    The stored objects of a job.
 
     Args:
         objects: Its objects, listed before the manifests were read.

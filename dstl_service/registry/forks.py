@@ -1,8 +1,8 @@
 """
 Forks: jobs that begin with the state of another job, their *parent*, and name its objects instead of copying them.
 
-Keys of objects are whole, so the manifests of a fork name those of the parent as any other. What keeps them is a
-savepoint of the parent, the *hold*: it names all that the fork began with, until the fork needs none of it any more.
+Keys of objects are whole, so the manifests of a fork name those of the parent as any other. A savepoint of the parent,
+the *hold*, keeps them: it names all that the fork began with, until the fork needs none of it any more.
 
     savepoints/fork-at-<id>-<call uid>   of the parent: the checkpoint at which a fork is about to begin
     savepoints/fork-hold-<fork's uid>    of the parent: the hold

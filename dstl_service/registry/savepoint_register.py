@@ -41,7 +41,7 @@ _Names = frozenset[str]
 @dataclass(frozen=True, slots=True)
 class Registered:
     """
-    What the register says at one moment.
+    The content of the register at one moment.
 
     Args:
         objects: Names of the objects that are registered, whether they are savepoints or pins.

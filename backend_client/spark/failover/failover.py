@@ -1,5 +1,5 @@
 """
-What a query's partitions do while their tables are being restored, batch by batch.
+The treatment of a query's partitions while their tables are being restored, batch by batch.
 
 A task whose table is not ready within its patience leaves its partition *stalled*: its rows are set aside, or it had
 none. Its table is then restored beside the batches, and the first batch that finds it runs the waiting rows before its
@@ -44,7 +44,7 @@ class BatchMustWaitError(Exception):
 
 @dataclass(slots=True)
 class _Known:
-    """What is known of an operator's partitions from its newest batch."""
+    """The state of an operator's partitions after its newest batch."""
 
     losses: LossWindow
     parallelism: int = 0

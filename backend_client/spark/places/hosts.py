@@ -251,7 +251,7 @@ class Hosts:
             now, before = [Executor(*executor) for executor in found], self._executors
             known = [executor for executor in before or now if executor not in self._cold]
             new = [executor for executor in now if executor not in known]
-            # What has run on a host may have run on another executor that was there.
+            # A task that ran on a host may have run on another executor that was there.
             came = {executor.host for executor in new} - {executor.host for executor in before}
             self._cold = [one for one in new if one.host not in came]
             self._cold += self._not_used([one for one in new if one.host in came], now)

@@ -171,7 +171,7 @@ def kill_tasks(spark: SparkSession, group: str, reason: str) -> int:
 
 def executor_location(executor: str | None, host: str) -> str:
     """Return the location that means one executor, or any executor of the host."""
-    # Spark takes what is behind the first underscore for the executor.
+    # Spark takes the text after the first underscore for the executor.
     return host if executor is None or "_" in host else f"executor_{host}_{executor}"
 
 

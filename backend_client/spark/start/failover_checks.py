@@ -69,7 +69,7 @@ def _check_not_late(query: Query, waiting: Mapping[str, Waiting], tables: Mappin
         if runs and behind:
             raise InvalidInputError(
                 f"{sum(entry.rows for entry in runs)} rows of operator {operator.name!r} wait in the log, or times of "
-                f"its batches, and their output would be late for operator {behind[0]!r} behind it, which uses "
+                f"its batches, and their output would be late for operator {behind[0]!r} after it, which uses "
                 "event time. Let the query run once more as it was, until they have run; of lost rows, with "
                 "lost_rows='replay'"
             )

@@ -201,11 +201,7 @@ class BatchFailover:
         return TaskFailover(companion, patiences, waiting)
 
     def for_second_pass(self, info: OperatorInfo, watermark_ms: int) -> TaskFailover:
-        """
-        Return the instructions for the second pass.
-
-        Stalled partitions stay stalled, unless they got rows or something is due there.
-        """
+        """Return the instructions for the second pass: stalled partitions without rows or due work stay stalled."""
         stalled = [
             receipt.partition
             for receipt in self._stalled(info.name)

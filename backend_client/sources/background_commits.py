@@ -117,7 +117,7 @@ class BackgroundCommits:
             if time.monotonic() - self._reported_s >= self._times.reported_s:
                 self._reported_s = time.monotonic()
                 logger.warning(
-                    "the offsets of checkpoint %d are not committed to %s, it is tried again: %s",
+                    "the offsets of checkpoint %d could not be committed to %s, retrying: %s",
                     checkpoint_id,
                     self._name,
                     error,

@@ -215,7 +215,7 @@ def _remove_idle(tables: Path, idle_s: float) -> bool:
                         folder.rmdir()  # an error if something is in it, then all above have something, too
     finally:
         if removed:
-            logger.info("tables in %s that nobody opened for %d s: %d removed", tables, idle_s, removed)
+            logger.info("tables in %s that were not opened for %d s: %d removed", tables, idle_s, removed)
     return True
 
 

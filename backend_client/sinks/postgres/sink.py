@@ -316,10 +316,10 @@ def _told(table: str) -> Iterator[None]:
             "22": "the table cannot hold a value of the result: change the column's type, or the query",
             "23": "a row violates a constraint of the table: change the constraint, or remove what it collides with",
             "28": "check user and password",
-            "40": "it met another transaction, and is tried again",
+            "40": "it met another transaction, and is retried",
             "42": "check the table and the rights of the sink's user",
             "53": "the server has no space, memory or connections left",
-        }.get(state[:2], "it is tried again")
+        }.get(state[:2], "publishing is retried")
         raise UnavailableError(f"PostgreSQL refused output for table {table}: {_text(error)}; {advice}") from error
 
 

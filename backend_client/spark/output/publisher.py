@@ -213,7 +213,7 @@ class Publisher:
                 if self._error != reported or time.monotonic() - reported_s >= _REPORTED_EVERY_S:
                     reported, reported_s = self._error, time.monotonic()
                     logger.warning(
-                        "output of checkpoint %d is not published to %s yet, it is tried again: %s",
+                        "output of checkpoint %d could not be published to %s, retrying: %s",
                         target.checkpoint.id,
                         self._name,
                         self._error,

@@ -92,7 +92,7 @@ def test_a_refusal_is_reported_and_tried_again(
     assert commits.flush(30)
     reports = [record.getMessage() for record in caplog.records]
     assert reports == [
-        "the offsets of checkpoint 0 are not committed to consumer group 'g', it is tried again: the brokers are away",
+        "the offsets of checkpoint 0 could not be committed to consumer group 'g', retrying: the brokers are away",
         "the offsets of checkpoint 0 are committed to consumer group 'g'",
     ]
 

@@ -99,8 +99,8 @@ def is_due(marker: Marker | None, slot: Slot, target: Target) -> bool:
         if slot.number < target.marked_slots:
             raise ConflictError(
                 f"slot {slot.number} of sink {slot.sink!r} has published, but its marker is gone: output that the log "
-                "still has would be published twice. Restore the markers, or point the sink to the system that it had; for "
-                "another system, or to continue without them, give the sink another name"
+                "still has would be published twice. Restore the markers, or point the sink to the system that it had; "
+                "for another system, or to continue without them, give the sink another name"
             )
         return True
     if marker.job_uid != slot.job_uid:

@@ -70,7 +70,7 @@ class _HttpPublisher(SlotPublisher):
 
 
 class _NoRedirects(HTTPRedirectHandler):
-    """A request that is redirected loses its records on the way, and is answered by somebody else."""
+    """A request that is redirected loses its records on the way, and is answered by another service."""
 
     def redirect_request(self, *_: Any) -> None:
         """Follow none: the redirect is an error."""

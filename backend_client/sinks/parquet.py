@@ -146,7 +146,7 @@ class _Entries:
         raise UnavailableError(f"the entries {self._prefix}* change too fast to be read: other publishers run")
 
     def add(self, published: _Published) -> None:
-        """Put the next entry; ConflictError if somebody else has put another one."""
+        """Put the next entry; ConflictError if another publisher has put one."""
         self._store.put(self._key(self._newest + 1), published.to_bytes(), if_absent=True)
         self._newest += 1
         if self._newest % _KEPT_ENTRIES == 0:
@@ -201,7 +201,7 @@ class _ParquetPublisher(SlotPublisher):
 
     def _publish_nothing(self, marker: Marker) -> int:
         """
-        Advance the marker only, unless somebody else has put an entry.
+        Advance the marker only, unless another publisher has put an entry.
 
         A file whose entry is not there yet has a greater number, and counts whatever this entry says.
         """

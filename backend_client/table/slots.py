@@ -10,7 +10,7 @@ The slots of a table's folder: which are held, and which are idle.
         0.snapshot-*/       snapshots that are stored, each locked by the process that works with it
 
 A table stays when its task ends, for the next batch. It is useless once its partition went to another host or got
-other key groups, or its job is gone. The only sign of that is that nobody opens it.
+other key groups, or its job is gone. The only sign of that is that it is no longer opened.
 
 Only the holder removes a lock file. A process that locks a file which was removed meanwhile tries again with a new one.
 
@@ -63,11 +63,11 @@ logger = logging.getLogger("backend_client")
 
 def free_slots(root: Path, patience_s: float | None = None) -> Iterator[tuple[Path, int]]:
     """
-    Yield slots of a folder, which is made, that nobody holds, each with its lock, which is the caller's to close.
+    Yield free slots of a folder, which is made, each with its lock, which is the caller's to close.
 
     Args:
         root: The folder.
-        patience_s: Longest time to wait for a slot that somebody holds; None: as long as that makes sense.
+        patience_s: Longest time to wait for a slot that is held; None: as long as that makes sense.
 
     Raises:
         OSError: The folder cannot be written.
@@ -111,7 +111,7 @@ def remove_idle_slots(folder: Path, idle_s: float = IDLE_S) -> None:
 
 def follower_slot(root: Path) -> tuple[Path, int] | None:
     """
-    Return the first slot of a folder, which is made, and its lock; None if somebody holds it.
+    Return the first slot of a folder, which is made, and its lock; None if it is held.
 
     Raises:
         OSError: The folder cannot be written.
@@ -175,7 +175,7 @@ def _asked_for(path: Path) -> bool:
 
 
 def _taken(path: Path) -> int | None:
-    """Take a lock, or return None: somebody has it."""
+    """Take a lock, or return None if it is held."""
     for _ in range(_TRIES_MAX):
         try:
             lock = open_lock(path)
@@ -232,7 +232,7 @@ def _remove_if_idle(path: Path, idle_s: float) -> bool:
     lock = open_lock(path, 0)
     try:
         fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        if _is_young(os.fstat(lock), idle_s):  # somebody opened it meanwhile, or even closed it again
+        if _is_young(os.fstat(lock), idle_s):  # another task opened it meanwhile, or even closed it again
             return False
         slot = path.with_suffix("")
         incoming = path.with_suffix(".incoming")

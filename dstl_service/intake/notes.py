@@ -47,7 +47,7 @@ class Persisted:
     Result of a request to make change sets durable.
 
     Args:
-        handles: Handles of the sets, in the order of their references; none if nobody waited for them.
+        handles: Handles of the sets, in the order of their references; none if the request did not wait for them.
         note: Handle of the note, if there was one.
     """
 

@@ -91,7 +91,7 @@ class ForkedJob(OwnedJob):
         return self.origin is not None and self._newest_epoch() is None
 
     def owns(self, key: str) -> bool:
-        """Return whether an object is the job's own, which nobody else deletes; else it is another job's."""
+        """Return whether an object is the job's own, which no other job deletes; else it is another job's."""
         return key.startswith(f"{self._job}/")
 
     def release_hold(self) -> None:
@@ -110,7 +110,7 @@ class ForkedJob(OwnedJob):
         """
         Make a fork's hold again if it was lost with its parent's savepoints.
 
-        It then names all that the fork's manifests and savepoints name, which is nobody's state.
+        It then names all that the fork's manifests and savepoints name, which is not the state of any checkpoint.
         """
         origin, newest = self.origin, self.newest()
         assert origin is not None

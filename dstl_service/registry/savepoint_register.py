@@ -112,7 +112,7 @@ class SavepointRegister:
         Put an object on the register; every read that starts after this call sees it.
 
         Raises:
-            UnavailableError: Somebody deleted it before.
+            UnavailableError: Another process deleted it before.
         """
         now = self._change(lambda now: now if one in now.gone else replace(now, objects=now.objects | {one}))
         if one not in now.objects:
@@ -130,7 +130,7 @@ class SavepointRegister:
             Whether it is the savepoint.
 
         Raises:
-            UnavailableError: Somebody took it off, so it may have kept nothing since.
+            UnavailableError: Another process took it off, so it may have kept nothing since.
         """
 
         def step(now: Registered) -> Registered:

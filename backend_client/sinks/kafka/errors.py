@@ -46,7 +46,7 @@ ADVICE: dict[int, str] = {
 
 
 class ConnectionErrors:
-    """Remembers why a client was refused by a broker: its calls only say that nobody answered."""
+    """Remembers why a client was refused by a broker: its calls only say that there was no answer."""
 
     def __init__(self) -> None:
         self._refusal: KafkaError | None = None

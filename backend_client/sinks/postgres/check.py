@@ -168,7 +168,7 @@ def check_markers(connection: psycopg.Connection, markers: str, name: str) -> bo
         name: The table as the user named it.
 
     Raises:
-        InvalidInputError: It cannot be used, or is of a user whom nobody has trusted with the sink's rights: a table's
+        InvalidInputError: It cannot be used, or belongs to a user who is not trusted with the sink's rights: a table's
             triggers and constraints run with the rights of the user who writes to it.
     """
     found = connection.execute(_MARKERS, [markers]).fetchone()

@@ -226,7 +226,7 @@ class _PostgresPublisher(SlotPublisher):
                 count += self._merge(names, noting_nulls(batches, self._sink.key, null_keys))
             else:
                 count += self._copy(_name(self._sink.table), names, batches)
-            self._check_table(columns, null_keys)  # only now nobody can alter it
+            self._check_table(columns, null_keys)  # from here on it cannot be altered
         return count
 
     def _check_table(self, columns: pa.Schema, null_keys: Collection[str] = ()) -> None:

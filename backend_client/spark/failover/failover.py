@@ -273,7 +273,7 @@ class BatchFailover:
 
     @property
     def rows_lost(self) -> int:
-        """Number of rows of the batch that are lost unless somebody asks for them."""
+        """Number of rows of the batch that are lost unless a start asks for them."""
         return sum(map(self._lost, self._infos))
 
     def completed(self) -> None:

@@ -80,7 +80,7 @@ class Standby:
         return self._telling is not None and self._telling.is_alive()
 
     def plan(self, infos: Sequence[OperatorInfo]) -> CopyPlan | None:
-        """Return who keeps which copies from the batch that begins on; None without standbys."""
+        """Return which hosts keep which copies from the batch that begins on; None without standbys."""
         hosts = self._hosts
         if hosts is None:
             return None

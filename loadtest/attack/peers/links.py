@@ -1,7 +1,7 @@
 """
 Hostile hosts: at the listener of links without the job's token, and with the token of a job of their own.
 
-A coordinator listens on its host's network, so anybody may connect. A process of one job's executors has the job's
+A coordinator listens on its host's network, so any host may connect. A process of one job's executors has the job's
 token; it must reach nothing of other jobs, and its frames must cost them nothing.
 """
 

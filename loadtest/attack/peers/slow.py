@@ -202,7 +202,7 @@ def _sets_of_one_job(target: Attacked) -> str | None:
 
 
 def _bodies_that_never_come(target: Attacked, data: bytes) -> str | None:
-    """Send a head on more connections than there are files; return a defect if nobody else is answered."""
+    """Send a head on more connections than there are files; return a defect if no other client is answered."""
     with ExitStack() as stack:
         for _ in range(3):  # within the time that a body may take
             for connection in _open_many(target.address, FILES_MAX, stack):

@@ -18,7 +18,7 @@ AUDIT_VERSION := 2.10.1
 UV_VERSION := 0.13.9
 PYTEST := $(PY) -m pytest
 PYTEST_ARGS ?=
-# The minor versions of Spark that are served besides the pinned one, see requirements-spark-*.txt.
+# The minor versions of Spark that are supported besides the pinned one, see requirements-spark-*.txt.
 SPARK_VERSIONS := 4.1 4.2
 # Processes that run the whole suite: more than two cores, as much of it waits for other processes. An idle one takes
 # tests over from another.
@@ -45,7 +45,7 @@ help: ## Show this list
 setup: $(STAMP) ## Make .venv with the pinned requirements (once, and again when they change)
 
 demo: $(STAMP) ## Run the flights example, kill it, resume it, compare it; STRICT=1 fails on any difference
-	$(PY) -m examples.flights_demo
+	$(PY) -m examples.flights.demo
 
 demo-cdc: need-mvn need-postgres $(STAMP) ## Run the change-data example on PostgreSQL and Kafka, kill it four times, check it; SHORT=1, STRICT=1
 	SHORT=$(SHORT) STRICT=$(STRICT) $(PY) -m tools.servers.beside $(PY) -m examples.merchant_orders.demo
@@ -95,7 +95,7 @@ bench-service: need-go $(STAMP) ## Measure the service's figures; ONLY=ingest,ob
 chaos: $(STAMP) ## Kill and suspend processes, move clocks, rewind, rescale and fork in 80 jobs, half of them with modes of failover and standbys; DSTL_CHAOS_SEED repeats
 	DSTL_CHAOS_RUNS=40 DSTL_REPORTS=$(abspath reports) $(PYTEST) -s tests/e2e/test_chaos.py tests/e2e/test_chaos_modes.py $(PYTEST_ARGS)
 
-chaos-service: need-go $(STAMP) ## Kill the service 200 times and verify what is stored; STRICT=1 fails on any loss
+chaos-service: need-go $(STAMP) ## Kill the service 200 times and verify the stored state; STRICT=1 fails on any loss
 	$(PY) -m loadtest.chaos_service $(CHAOS_ARGS)
 
 attack: $(STAMP) ## Send hostile requests to real services; ONLY=tokens, SHORT=1 (a minute or two), STRICT=1 fails on any miss
@@ -114,7 +114,7 @@ outages: need-mvn $(STAMP) ## Take Kafka brokers away for 130 s, and kill nine o
 load: need-go $(STAMP) ## Load the service with 100 slots at 5 checkpoints/s for 60 s; WORKLOAD, SHAPE, STORE, THRESHOLDS, SHORT=1, STRICT=1
 	$(PY) -m loadtest.load
 
-load-web: need-go $(STAMP) ## The same, started from locust's web page on loopback
+load-web: need-go $(STAMP) ## Load the service likewise, from locust's web page on loopback
 	$(PY) -m loadtest.load --web
 
 report: $(STAMP) ## Write one page of all measurements that exist, reports/report.html; RUN=missing or RUN=bench-tails,load runs some first
@@ -136,14 +136,14 @@ stack-check: need-go $(STAMP) ## Run a job on such a stack, then stop it
 test: lint types servers versions ## Run everything: ruff, mypy and all tests, in three processes (WORKERS=1: in one)
 	$(PYTEST) $(SUITE)
 
-test-ci: $(STAMP) ## The same, and run a few tests that failed once more, alone; both results are shown
+test-ci: $(STAMP) ## Run everything, then a few failed tests once more, alone; both results are shown
 	$(MAKE) --jobs=2 lint types servers versions
 	$(PY) -m tools.suite -- $(SUITE)
 
 servers: need-go need-mvn $(STAMP) ## Build and fetch the servers that tests start (once, and again for new versions)
 	$(PY) -m tools.servers.prepare
 
-check: lint types tidy ## Run what takes seconds: ruff, mypy and the rules of tests/test_tidy.py
+check: lint types tidy ## Run the checks that take seconds: ruff, mypy and the rules of tests/test_tidy.py
 
 lint: $(STAMP) ## Check style and format with ruff
 	$(PY) -m ruff check .
@@ -167,7 +167,7 @@ test-e2e: need-go need-mvn $(STAMP) ## Run the tests of the whole system, kills 
 test-versions: need-go need-mvn versions servers ## Run end-to-end and differential tests on each older Spark; ONLY=4.1, SHORT=1, STRICT=1
 	SHORT=$(SHORT) STRICT=$(STRICT) $(PY) -m tools.test_versions $(if $(ONLY),--only $(ONLY)) -- $(PYTEST_ARGS)
 
-versions: $(SPARK_VERSIONS:%=$(VENV)-spark-%/.set-up) ## Lay the older versions of Spark that are served over the environment
+versions: $(SPARK_VERSIONS:%=$(VENV)-spark-%/.set-up) ## Install the older supported versions of Spark over the environment
 
 differential: $(STAMP) ## Run plans and drawn histories on Spark's own operator and on this one; EXAMPLES=10 each; any difference fails
 	DSTL_DIFFERENTIAL_EXAMPLES=$(or $(EXAMPLES),10) DSTL_REPORTS=$(abspath reports) \
@@ -177,7 +177,7 @@ modelcheck: $(STAMP) ## Run the service's rules under many orders of store calls
 	DSTL_MODELCHECK_SCHEDULES=$(or $(SCHEDULES),20000) DSTL_MODELCHECK_SEED=$(SEED) \
 		$(PYTEST) -rA --timeout=0 tests/modelcheck $(PYTEST_ARGS)
 
-mutants: $(STAMP) ## Take each mend of tests/mutations out, and see its test fail; ONLY=A1,A6, JOBS=2, STRICT=1
+mutants: $(STAMP) ## Revert the fix of each patch in tests/mutations, and see its test fail; ONLY=A1,A6, JOBS=2, STRICT=1
 	STRICT=$(STRICT) $(PY) -m tools.mutants --jobs $(or $(JOBS),1) $(if $(ONLY),--only $(ONLY))
 
 walk: $(STAMP) ## Trace a change on a real run, from the update to the manifest and back, and print the files
@@ -195,7 +195,7 @@ audit: $(STAMP) ## Write reports/sbom.json, and look for advisories about the pi
 ##@ Work on it
 .PHONY: format settings-page metrics-page requirements clean
 
-format: $(STAMP) ## Format the code and mend what ruff can mend
+format: $(STAMP) ## Format the code and fix what ruff can fix
 	$(PY) -m ruff check --fix .
 	$(PY) -m ruff format .
 

@@ -1,8 +1,8 @@
 """
 The state backend for PySpark: keeps a streaming operator's state in local tables and its changes in a shared log.
 
-`ChangelogStateBackend` is the entry point, `StateTester` the one for unit tests; `join_streams` joins streams. To
-import this package is not to import PySpark; the names are resolved when they are first used.
+`ChangelogStateBackend` is the entry point, `StateTester` the one for unit tests; `join_streams` joins streams.
+Importing this package does not import PySpark; the names are resolved on first use.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ __all__ = ["BatchProgress", "ChangelogStateBackend", "StateTester", "join_stream
 
 def _check_storage(found: str | None, own: str = __file__) -> None:
     """
-    Check that the module ``storage`` is the one beside this package: the name is a likely one for a user's own module.
+    Check that the module ``storage`` is the one beside this package: a user's own module is likely to have that name.
 
     Raises:
         ImportError: Another one is found first.
@@ -33,7 +33,7 @@ def _check_storage(found: str | None, own: str = __file__) -> None:
     ):
         raise ImportError(
             f"a module named storage, {found or 'a folder'}, hides the package storage that backend_client needs: "
-            "rename it, or take its folder off Python's path"
+            "rename it, or remove its folder from Python's path"
         )
 
 

@@ -29,13 +29,13 @@ CALM_SHARE = 1 / 3
 BACKLOG_BATCHES = 3.0
 """Sources that hold back the rows of more batches than this make a batch busy; of more than one, not calm."""
 GAIN_MIN = 0.9
-"""Twice the partitions must bring batches below this share of their time; else they are not what is missing."""
+"""Twice the partitions must bring batches below this share of their time; otherwise more partitions do not help."""
 
 
 @dataclass(frozen=True, slots=True)
 class AutoscaleRule:
     """
-    What is aimed for.
+    The goal of the rule.
 
     Args:
         batch_ms: A batch's longest duration, in ms.
@@ -62,7 +62,7 @@ class AutoscaleRule:
 
 @dataclass(slots=True)
 class Autoscaling:
-    """A rule, and what the last batches were like."""
+    """A rule, and its record of the last batches."""
 
     rule: AutoscaleRule
     _cold: int = COLD_BATCHES

@@ -1,5 +1,5 @@
 """
-Bounds the memory of an operator's output on its way to Spark: what is converted together, and what is sent together.
+Bounds the memory of an operator's output on its way to Spark: the portions that are converted, and that are sent.
 
 No I/O.
 """

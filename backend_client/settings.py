@@ -43,8 +43,10 @@ class BackendSettings:
     """Address of the sidecar on every host: `unix:///path`, `http://host:port` or `https://host:port`; else that in the
     host's own environment (`DSTL_SERVICE`); else one is started."""
     token_file: str | None = None
-    """File with the token of a service that asks for one, on every host; the first line counts. Else what the host's
-    own environment says (`DSTL_TOKEN_FILE`, `DSTL_TOKEN`)."""
+    """
+    File with the token of a service that asks for one, on every host; the first line counts. Else the one in the host's
+    own environment (`DSTL_TOKEN_FILE`, `DSTL_TOKEN`).
+    """
     ca_file: str | None = None
     """Certificates in PEM by which an `https` service is known, on every host; else those that the host's own
     environment names (`DSTL_CA_FILE`); else those of the system."""
@@ -59,10 +61,12 @@ class BackendSettings:
     """Users, by number or name and separated by commas, who may own folders above `local_dir` and run the sidecar,
     besides the task's own and root; else those in the host's own environment (`DSTL_TRUSTED_UIDS`)."""
     trusted_dir: str = ""
-    """A folder that only trusted users can see, such as a volume of the pod: whose it and the folders above it are does
-    not matter then; else that in the host's own environment (`DSTL_TRUSTED_DIR`)."""
+    """
+    A folder that only trusted users can see, such as a volume of the pod: the owners of it and of the folders above it
+    then do not matter; else that in the host's own environment (`DSTL_TRUSTED_DIR`).
+    """
     local_idle_s: int = 86_400
-    """After this time without being opened, tables in `local_dir` are removed, whatever job they are of; at least as
+    """After this time without being opened, tables in `local_dir` are removed, whatever their job; at least as
     long as jobs of the host pause between batches, or they restore their tables."""
     standby_replicas: int = 0
     """1: each table has a copy on a second host, normally within a few checkpoints, where its partition runs if its
@@ -91,7 +95,7 @@ class BackendSettings:
     """Seconds after which a batch runs although no rows came, so that timers fire; by default they wait for rows.
     Cannot be switched on or off for a query that has a checkpoint."""
     failover: str = "exact"
-    """What happens to rows whose table is being restored: "exact" (the batch waits), "deferred" (they wait in the log,
+    """How rows are treated whose table is being restored: "exact" (the batch waits), "deferred" (they wait in the log,
     the batch does not), "bounded-loss" (they are set aside, counted, and run only on request)."""
     failover_patience_s: float = 1.0
     """How long a task waits for its table in "deferred" and "bounded-loss"; in "exact", only a task that has neither
@@ -103,17 +107,19 @@ class BackendSettings:
     max_lost_fraction: float = 0.005
     """With "bounded-loss": the largest share of an operator's rows within a minute that may be lost."""
     lost_rows: str = "keep"
-    """What a start does with rows that are lost so far: "keep" (they stay listed), "replay" (the first batch runs them,
+    """How a start treats rows that are lost so far: "keep" (they stay listed), "replay" (the first batch runs them,
     as of their arrival), "forget" (they are deleted)."""
     fork_of: str | None = None
-    """A job that does not exist yet is created as a fork of this one: it begins with its state, without a copy, and
-    where its sources stood then; see docs/operations.md."""
+    """
+    A job that does not exist yet is created as a fork of this one: it begins with its state, without a copy, and the
+    positions of its sources at that time; see docs/operations.md.
+    """
     fork_at: int | str | None = None
     """Where it begins: a retained checkpoint (number) or a savepoint (name) of that job; by default at its newest
     checkpoint."""
     fork_location: str | None = None
-    """The `checkpointLocation` of that job's query: a fork that reads files needs what is noted there of them. Kafka
-    sources do not need it."""
+    """The `checkpointLocation` of that job's query: a fork that reads files needs the record of them in that folder.
+    Kafka sources do not need it."""
     renamed: tuple[tuple[str, str], ...] = ()
     """Operators that got another name since the newest checkpoint, as pairs or `{"former": "present"}`: they keep their
     state. The setting may stay; see docs/operations.md."""
@@ -242,7 +248,7 @@ class BackendSettings:
         former, present = {old for old, _ in renamed}, {new for _, new in renamed}
         if not len(former) == len(present) == len(renamed) or former & {*present, *removed}:
             raise InvalidInputError(
-                f"renamed={dict(renamed)!r}, removed={removed!r}: each name may stand there once only, so names cannot "
+                f"renamed={dict(renamed)!r}, removed={removed!r}: each name may occur only once, so names cannot "
                 "be exchanged; rename one operator with one start, and the other with the next"
             )
         object.__setattr__(self, "renamed", renamed)

@@ -20,7 +20,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """Run the command; return its exit code."""
     options = parser().parse_args(arguments)
     try:
-        if "job" in options:  # a longer path, such as that of a job's life, would show a job where none is
+        if "job" in options:  # a longer path, such as that of a job's life, would show a job where there is none
             validate_name("job", options.job)
         result: int = options.run(options)
         end_output()

@@ -1,5 +1,5 @@
 """
-Links between the hosts of a job: opens them, and carries out what comes over them.
+Links between the hosts of a job: opens them, and carries out the requests that come over them.
 
 The other side of a link is another host of the same job. It may have sets of this job persisted, and nothing else.
 """

@@ -21,7 +21,7 @@ create table if not exists records (number integer primary key, record text not 
 
 class Records:
     """
-    Records, and of each slot its generation and the idempotency key of its last request.
+    Records, and the generation and the last request's idempotency key of each slot.
 
     Args:
         path: A SQLite file.

@@ -40,7 +40,7 @@ class HttpSink(Sink):
         _call("GET", f"{self.url}/health")
 
     def open(self, slot: Slot) -> SlotPublisher:
-        """Get the slot's next generation, after which the service refuses those before."""
+        """Get the slot's next generation, after which the service refuses earlier ones."""
         url = f"{self.url}/slots/{slot.job_uid}/{slot.sink}/{slot.number}"
         opened = _call("POST", f"{url}/open")
         return _HttpPublisher(url, opened["generation"], opened["key"])
@@ -70,7 +70,7 @@ class _HttpPublisher(SlotPublisher):
 
 
 class _NoRedirects(HTTPRedirectHandler):
-    """A request that is redirected loses its records on the way, and is answered by somebody else."""
+    """A request that is redirected loses its records on the way, and is answered by another service."""
 
     def redirect_request(self, *_: Any) -> None:
         """Follow none: the redirect is an error."""

@@ -1,5 +1,5 @@
 """
-``make bench-rescale``: what a running query's batches cost while its operator changes from 4 to 8 and to 3 partitions.
+``make bench-rescale``: the batches of a running query while its operator changes from 4 to 8 and to 3 partitions.
 
 On a cluster of two executors, batches follow each other without a pause. Every batch's output is compared with its
 rows: exactly as many are counted as there were. The report has the batch that switches apart from the others, among

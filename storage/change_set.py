@@ -144,7 +144,7 @@ def merge_change_sets(
     decoded_bytes = sum(_checked_size(payload, source) for payload, source, _ in sets)
     if decoded_bytes > decoded_bytes_max:
         raise OverloadedError(
-            f"{len(sets)} change sets have {decoded_bytes} bytes uncompressed; {decoded_bytes_max} are merged at most"
+            f"{len(sets)} change sets have {decoded_bytes} bytes uncompressed; at most {decoded_bytes_max} are merged"
         )
     for number, (payload, source, key_groups) in enumerate(sets):
         table = _decode(payload, source)

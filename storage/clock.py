@@ -37,7 +37,7 @@ class IdSource(Protocol):
 
 
 def new_secret() -> str:
-    """Return a text of 43 characters with 256 random bits, for a token; nobody, and no test, foresees it."""
+    """Return a text of 43 characters with 256 random bits, for a token; it cannot be foreseen, not even by a test."""
     return secrets.token_urlsafe(32)
 
 

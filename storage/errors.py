@@ -109,7 +109,7 @@ class FencedError(DstlError):
 
     @classmethod
     def taken_over(cls, job: str, epoch: int, newer_epoch: int) -> FencedError:
-        """Return what a query is told that runs as `epoch` while the job belongs to a newer one."""
+        """Return the error for a query that runs as `epoch` while the job belongs to a newer one."""
         return cls(
             f"job {job!r} was taken over by epoch {newer_epoch}; this query runs as epoch {epoch} and must stop",
             epoch=epoch,

@@ -12,7 +12,7 @@ from storage.key_groups import KeyGroupRange
 _T = TypeVar("_T")
 
 KeyGroups = tuple[KeyGroupRange, ...]
-"""Ascending ranges without overlap; empty for no key group at all."""
+"""Ascending ranges without overlap; empty if there is no key group."""
 
 
 def within(key_groups: Iterable[KeyGroupRange], bounds: KeyGroupRange) -> KeyGroups:
@@ -63,7 +63,7 @@ class KeyGroupsLeft:
         self._parts = [all_of_them]
 
     def take(self, wanted: KeyGroupRange) -> KeyGroups:
-        """Return those of these key groups that are left; from now on they are not."""
+        """Take those of these key groups that are left, and return them."""
         begin = bisect_left(self._parts, wanted.first, key=lambda part: part.last)
         end = bisect_right(self._parts, wanted.last, key=lambda part: part.first)
         found = self._parts[begin:end]

@@ -5,8 +5,8 @@ An object is written to a temporary file in `.tmp` of the same base, flushed to 
 `link` (create if absent, atomic on every POSIX file system) or by `rename` (replace). Then the folder that names it is
 flushed as well, and every new folder above it, so that an acknowledged object survives a loss of power (I5).
 
-If the folder's disk is unmounted, what is below the mount point is not this store: nothing is acknowledged, and nothing
-counts as absent (I11), until it is mounted again.
+If the folder's disk is unmounted, the folder below the mount point is not this store: nothing is acknowledged, and
+nothing counts as absent (I11), until it is mounted again.
 
 Files that a crash leaves in `.tmp` are never listed and only take space; `remove_leftovers` deletes them.
 An empty folder may be removed at any time: a `put` that needs it makes it again.
@@ -128,7 +128,7 @@ class LocalStore:
         return check_range_size(key, self._read(key, lambda file: read_at(file, offset, size)), offset, size)
 
     def head(self, key: str) -> ObjectInfo:
-        """Describe a file, which is opened: a mounted file system may tell of a deleted one from its cache else."""
+        """Describe a file by opening it: a mounted file system may otherwise report a deleted one from its cache."""
         return self._read(key, lambda file: _describe(key, os.fstat(file)))
 
     def list(self, prefix: str, *, start_after: str = "") -> Iterator[ObjectInfo]:
@@ -249,7 +249,7 @@ class LocalStore:
                     yield self._listed(key)
 
     def _listed(self, key: str) -> ObjectInfo:
-        """Describe a file as a listing does, which opens none."""
+        """Describe a file as a listing does, without opening it."""
         with _translated(key, "read"):
             return _describe(key, os.stat(self._path(key)))
 

@@ -14,7 +14,7 @@ import re
 
 _LOST = frozenset({errno.EIO, errno.EBADMSG, errno.EUCLEAN, errno.ENODATA})
 _LOST_TEXT = re.compile(
-    # RocksDB's words for what it did when it read; it appends the system's text.
+    # RocksDB's wording for its reads; it appends the system's text.
     r"[Ww]hile (?:pread|reading|open(?:ing)? (?:a )?file for (?:random read:|sequential)|mmap read|mmap file for read"
     rf"|prefetching|fseek|stat a file).*(?:{'|'.join(re.escape(os.strerror(code)) for code in sorted(_LOST))})",
     re.DOTALL,

@@ -22,7 +22,7 @@ _FRESH = frozenset({"lookupcache=pos", "lookupcache=positive", "lookupcache=none
 
 def check_folder(folder: str, name: str) -> None:
     """
-    Return if the folder's mount suits a store; warn if names in it do not differ by case.
+    Check that the folder's mount suits a store; warn if names in it do not differ by case.
 
     Where case is ignored, jobs whose names differ in case are one job, and a right to the one is a right to the other.
     That is usual on a developer's laptop, and harmless there.
@@ -42,7 +42,7 @@ def check_folder(folder: str, name: str) -> None:
 
 def check_mount(folder: str) -> None:
     """
-    Return if the folder's mount answers for names as they are now, or nothing is known of it.
+    Check that the folder's mount answers for the present names; a mount of which nothing is known passes.
 
     Raises:
         InvalidInputError: It is an NFS mount that caches absent names, or reads without asking the server.
@@ -97,7 +97,7 @@ def is_mount_point(place: str) -> bool:
 
 def check_mounted(mount_point: str | None) -> None:
     """
-    Return if a file system is mounted where one was.
+    Check that a file system is still mounted where one was.
 
     Args:
         mount_point: What `mount_point_of` returned.

@@ -178,15 +178,15 @@ def in_order(listed: Iterable[ObjectInfo], start_after: str) -> Iterator[ObjectI
     Yield what a server lists.
 
     Raises:
-        UnavailableError: Keys do not ascend from behind `start_after`: which object is the last one is not known, nor
-            where a listing goes on.
+        UnavailableError: Keys do not ascend after `start_after`, so neither the last object nor the start of the next
+            page is known.
     """
     before = start_after
     for info in listed:
         if info.key <= before:
             raise UnavailableError(
                 f"the server lists {info.key} after {before}: keys must ascend, as in a general purpose bucket of S3, "
-                "and begin behind the place that is asked for; use another server or bucket",
+                "and begin after the key that was asked for; use another server or bucket",
                 key=info.key,
             )
         before = info.key
@@ -206,8 +206,8 @@ def is_readable(store: ObjectReader, key: str) -> bool:
     """
     Return whether an object with this key exists, by reading it.
 
-    For small objects where a wrong no would lose data: the answer to a GET tells an object that does not exist from a
-    proxy that does not know it, that to a HEAD has no body and does not.
+    For small objects where a wrong no would lose data: the answer to a GET distinguishes a missing object from a proxy
+    that does not know it; the answer to a HEAD has no body and does not.
     """
     try:
         store.get(key)
@@ -218,7 +218,7 @@ def is_readable(store: ObjectReader, key: str) -> bool:
 
 def check_refused_put(store: ObjectStore, key: str, data: ObjectData) -> None:
     """
-    Read the object that refused a conditional put; return if it has the same bytes and so is an own put.
+    Check that the object that refused a conditional put has the same bytes, and so is an own put.
 
     Raises:
         ConflictError: The object has other bytes.
@@ -244,7 +244,7 @@ def _check_same_pieces(store: ObjectStore, key: str, data: ObjectData) -> None:
 
 
 def check_same(key: str, data: ObjectData, found: bytes) -> None:
-    """Return if a found object has the bytes to write; `ConflictError` otherwise."""
+    """Check that a found object has the bytes to write; `ConflictError` otherwise."""
     if joined(data) != found:
         raise ConflictError(f"object {key} exists with other bytes", key=key)
 

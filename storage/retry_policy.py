@@ -11,7 +11,7 @@ Decides which errors are retried, and when. Pure: no I/O, no clock.
 | unauthorized                | no     | the token stays wrong until it is replaced                   |
 | closed                      | no     | the caller asked to stop                                     |
 
-Other exceptions than this project's are bugs and are not retried.
+Exceptions other than this project's are bugs and are not retried.
 """
 
 from __future__ import annotations

@@ -1,5 +1,5 @@
 """
-What the errors of an S3 server mean: their class, and what to do. Pure.
+The meaning of an S3 server's errors: their class, and advice. Pure.
 
 Codes come first; an unknown code falls back on its status, an unknown status on its hundred.
 """

@@ -273,7 +273,7 @@ class S3Store:
             raise InvalidInputError(f"cannot {verb} {self.url}: {error}") from error
 
     def _check_answer(self, verb: str, key: str, answer: Mapping[str, Any], field: str) -> None:
-        """Raise `UnavailableError` for an answer of status 200 without what each S3 server sends, such as a proxy's."""
+        """Raise `UnavailableError` for an answer of status 200 that lacks a field that every S3 server sends."""
         if field not in answer:
             raise UnavailableError(f"cannot {verb} {key or self.url}: {FOREIGN}", key=key, store=self.url)
 

@@ -1,5 +1,5 @@
 """
-Reads JSON that somebody else may have written: objects of a store, answers of peers. Pure.
+Reads JSON that another program may have written: objects of a store, answers of peers. Pure.
 
 A user who can write the store can write any document, also with a valid checksum. It must lead to no error other than
 those that callers turn into `CorruptDataError`.

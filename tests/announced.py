@@ -6,7 +6,7 @@ from itertools import count
 
 from backend_client.service.client import ServiceClient
 from tests.waiting import wait_until
-from tools.servers.job_driver import JobDriver
+from tools.servers.service.job_driver import JobDriver
 
 
 def wait_until_announced(client: ServiceClient, host_id: str) -> None:

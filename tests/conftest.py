@@ -1,5 +1,5 @@
 """
-What holds for every test: Hypothesis's profiles, the order, and that nothing is skipped where CI runs.
+Settings for every test: Hypothesis's profiles, the order, and the rule that nothing is skipped where CI runs.
 
 HYPOTHESIS_PROFILE chooses a profile by name; without it, `ci` where the variable CI is set, else `default`.
 """
@@ -18,8 +18,8 @@ import pytest
 from hypothesis import HealthCheck, settings
 
 from tests.support.order import LONG_S, dealt
-from tools.servers.service_process import ServiceProcess
-from tools.servers.spark_classes import ARCHIVE, options_of_short_jvms
+from tools.servers.service.process import ServiceProcess
+from tools.servers.spark.classes import ARCHIVE, options_of_short_jvms
 
 # Tests start hundreds of services.
 ServiceProcess.is_forked = True

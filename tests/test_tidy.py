@@ -29,7 +29,7 @@ PROGRAMS = ("tools", "loadtest", "examples")
 FOLDERS = (*PACKAGES, *PROGRAMS, "tests")
 """Where the project's Python files are."""
 
-# --- Who may import whom -------------------------------------------------------------------------------------------
+# --- Who may import whom ---------------------------------------------------------------------------------------------
 
 PROJECT_IMPORTS: dict[str, tuple[str, ...]] = {
     # package           what of the project it may import
@@ -117,7 +117,7 @@ WITHOUT_CIRCLES = (*PACKAGES, *PROGRAMS)
 """Where imports must form no cycle."""
 
 MODULES_MAX = 13
-"""Maximum number of modules in a folder of LAYERS."""
+"""Maximum number of modules in a folder of LAYERS and of PROGRAMS; `storage` is flat."""
 
 LINES_MAX = 350
 """Maximum number of lines of a module that is installed or run; a longer one has more than one role."""
@@ -164,7 +164,7 @@ CLOCK_PACKAGES = ("storage", "dstl_service")
 CLOCK_MODULES = ("random", "secrets", "time", "uuid")
 """Time, randomness and unique ids reach CLOCK_PACKAGES through CLOCK_DOOR alone, so that a simulation controls them."""
 
-# --- What nothing that is installed may do -------------------------------------------------------------------------
+# --- What no installed module may do ---------------------------------------------------------------------------------
 
 CODE_FROM_DATA = (
     # A name of this list, or anything below it. Stored state and HTTP content are data only.
@@ -188,7 +188,7 @@ CODE_FROM_DATA = (
     "yaml.unsafe_load",
 )
 
-# --- What no file of the repository may hold -----------------------------------------------------------------------
+# --- What no file of the repository may hold -------------------------------------------------------------------------
 
 FORBIDDEN_TEXT = {
     "the host of a package registry (a mirror could not be used)": re.compile(
@@ -198,26 +198,26 @@ FORBIDDEN_TEXT = {
     "a path of one machine": re.compile(r"(?<![\w.$}/-])/(?:root|work|farm|Users|home/[a-z_]\w*)/"),
 }
 
-# --- What tests look at --------------------------------------------------------------------------------------------
+# --- Private names that tests use ------------------------------------------------------------------------------------
 
 PRIVATE_IN_TESTS = {
     # attribute          why a test may use it of something else than itself
     # of other projects, which have no public way
-    "_blocks": "pandas: what a door of ours to pandas gives is compared with pandas' own",
+    "_blocks": "pandas: the result of our door to pandas is compared with pandas' own",
     "_get_running_loop": "asyncio: an actor of the model check is suspended inside of a loop",
     "_gateway": "Spark: a listener in Python needs its server of calls from the JVM",
     "_jsc": "Spark: executors and what they keep are known to the JVM only",
     "_jsparkSession": "Spark: listeners of a session are known to the JVM only",
-    "_parse_ddl": "Spark: its own reading of a schema is what ours is compared with",
+    "_parse_ddl": "Spark: our parser of schemas is compared with Spark's own",
     "_set_running_loop": "asyncio: see _get_running_loop",
     "_temp_dir": "Spark: where it keeps files of shipped modules",
-    # of ours: what a table, a store or a service does within shows only in how long it takes, or not at all
+    # of ours: internal behaviour of a table, a store or a service shows only in its duration, or not at all
     "_client": "requests of the S3 store are counted, or answered, where boto3 sends them",
     "_encoded": "a bomb is made with our own encoder",
     "_folder": "which slot a table took",
     "_is_writable": "whether a table was opened to read only, which is its whole point",
-    "_joined": "how often rows are copied is counted where it is done",
-    "_journal": "how much lies in a table's journal",
+    "_joined": "copies of rows are counted where they are made",
+    "_journal": "the size of a table's journal",
     "_merge": "compactions are made without a service",
     "_objects": "all that a model's store holds is looked at before each of its calls, and a copy costs minutes",
     "_operator_infos": "the check that it is part of is left out",
@@ -226,14 +226,14 @@ PRIVATE_IN_TESTS = {
     "_remove_idle": "slots are removed while others take them, with no age",
     "_remove_if_idle": "see _remove_idle",
     "_STREAM_SINK": "the name is looked up in Spark",
-    "_table": "what RocksDB itself holds",
+    "_table": "the content of RocksDB itself",
     "_translated": "errors of boto3 that no server gives",
     "_truth": "a model is made wrong, so that the load test has something to find",
     "_write_journal": "a crash between the write of a table and of its journal",
 }
 
 
-# --- Which invariants a test names ---------------------------------------------------------------------------------
+# --- Which invariants a test names -----------------------------------------------------------------------------------
 
 INVARIANTS = tuple(f"I{number}" for number in range(1, 19))
 
@@ -464,7 +464,9 @@ def test_circle_is_found() -> None:
 
 def test_folders_are_small() -> None:
     """A folder has few enough modules to survey at a glance."""
-    folders = Counter(file.rpartition("/")[0] for file in python_files(*LAYERS) if not file.endswith("/__init__.py"))
+    folders = Counter(
+        file.rpartition("/")[0] for file in python_files(*LAYERS, *PROGRAMS) if not file.endswith("/__init__.py")
+    )
 
     assert {folder: count for folder, count in folders.items() if count > MODULES_MAX} == {}
 

@@ -1,12 +1,12 @@
 #!/usr/bin/env bash
-# Check what set-up cannot install by itself, and say how to get what is missing.
+# Check the prerequisites that set-up cannot install itself, and say how to get missing ones.
 #
 #   tools/check_prerequisites.sh python java go mvn postgres
 set -euo pipefail
 
 failed=0
 
-missing() { # what is wrong, then how to mend it, one line each
+missing() { # the fault, then the remedy, one line each
     failed=1
     printf 'Missing: %s\n' "$1" >&2
     shift

@@ -19,7 +19,7 @@ from pathlib import Path
 
 from backend_client.service.client import ServiceClient
 from tools.fuzz_hooks import JOB
-from tools.servers.job_driver import JobDriver
+from tools.servers.service.job_driver import JobDriver
 
 TOKEN = "token-of-the-fuzz-test"  # noqa: S105 - of a service that lives for a minute
 # A well-formed request may still be refused for its content, such as a range that ends before it begins.

@@ -135,7 +135,7 @@ class ColumnarState:
         Raises:
             CorruptDataError: The index names a missing entry.
         """
-        # One range after the other: what was overlaid meanwhile may have become part of another table.
+        # One range after the other: changes overlaid meanwhile may have become part of another table.
         for found in _in_parts(chain.from_iterable(self._scan([one]) for one in self._ended(watermark_ms, None))):
             index = pa.array(found, pa.binary())
             entries = self._entries_of(index)
@@ -150,14 +150,14 @@ class ColumnarState:
         """
         Yield the changes that remove the state that ends at this watermark, without reading it.
 
-        What ends up to `removed_ms` is gone: RocksDB would search for it among the marks of what was deleted.
+        State that ends up to `removed_ms` is gone: RocksDB would search for it among the marks of deleted entries.
         """
         for found in _in_parts(self._scan(self._ended(watermark_ms, removed_ms))):
             index = pa.array(found, pa.binary())
             yield _removed(self._entries_of(index), index)
 
     def _ended(self, watermark_ms: int, removed_ms: int | None) -> list[tuple[bytes, bytes]]:
-        """Return the ranges of the index in which is what ends at this watermark and after `removed_ms`."""
+        """Return the ranges of the index that hold state ending at this watermark and after `removed_ms`."""
         low, high = b"" if removed_ms is None else _end(removed_ms + 1), _end(watermark_ms + 1)
         return [(head + low, head + high) for head in self._index_heads.values()]
 

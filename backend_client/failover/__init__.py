@@ -1,1 +1,1 @@
-"""What becomes of a partition's rows while its table is being restored: decisions, and the rows in the log."""
+"""The rows of a partition whose table is being restored: decisions about them, and their form in the log."""

@@ -1,7 +1,7 @@
 """
 How long a partition's task waits for its table, and what may become of its rows. No I/O.
 
-A table that is not there soon is restored beside the batches, and its partition is *stalled* until then. In a batch
+A table that is not ready soon is restored beside the batches, and its partition is *stalled* until then. In a batch
 that must be exact, only a partition with nothing to do goes without its table.
 """
 
@@ -28,7 +28,7 @@ class Patience:
 @dataclass(frozen=True, slots=True)
 class PartitionState:
     """
-    What is known of a partition when a batch begins.
+    A partition, as known when a batch begins.
 
     Args:
         has_waiting: Whether rows or times of earlier batches wait for it.
@@ -64,7 +64,7 @@ def patience(state: PartitionState, patience_s: float, max_stall_s: float, *, is
 @dataclass(frozen=True, slots=True)
 class TaskFailover:
     """
-    What an operator's tasks do while tables are being restored.
+    The instructions for an operator's tasks while tables are being restored.
 
     Args:
         companion: Name of the operator's companion in the log.

@@ -25,26 +25,30 @@ def companion_of(operator: str) -> str:
 
 
 def waiting_of(latest: CheckpointInfo | None) -> dict[str, Waiting]:
-    """Return what a checkpoint lists, by name of the companion; an empty entry for one whose rows have all run."""
+    """Return the entries that a checkpoint lists, by name of the companion; an empty one if its rows have all run."""
     operators = latest.operators if latest is not None else ()
     return {info.name: tuple(info.set_aside) for info in operators if info.kind == SET_ASIDE}
 
 
 def companion_info(operator: OperatorInfo, columns: str, waiting: Waiting) -> OperatorInfo:
-    """Return what a manifest says of an operator's companion; `columns` describes the columns of its rows."""
+    """Return a manifest's entry for an operator's companion; `columns` describes the columns of its rows."""
     return OperatorInfo(
         companion_of(operator.name), operator.parallelism, columns, {}, kind=SET_ASIDE, set_aside=list(waiting)
     )
 
 
 def to_run(waiting: Iterable[RowsSetAside], key_groups: KeyGroupRange, *, with_lost: bool = False) -> Waiting:
-    """Return what a partition has to run before its own rows, in order of arrival; `with_lost` also what is lost."""
+    """Return the entries that a partition runs before its own rows, in order of arrival; `with_lost` adds lost ones."""
     found = [entry for entry in waiting if (with_lost or not entry.is_lost) and entry.key_groups.intersects(key_groups)]
     return tuple(sorted(found, key=lambda entry: (entry.checkpoint_id, entry.first_key_group)))
 
 
 def by_partition(waiting: Waiting) -> Iterator[Waiting]:
-    """Yield the entries of each batch and partition: with another parallelism, what runs them has parts of several."""
+    """
+    Yield the entries of each batch and partition.
+
+    After a change of parallelism, the partition that runs them has parts of several.
+    """
     for _, entries in groupby(waiting, key=lambda entry: (entry.checkpoint_id, entry.key_groups)):
         yield tuple(entries)
 
@@ -57,9 +61,9 @@ def after_batch(
     with_lost: bool = False,
 ) -> Waiting:
     """
-    Return what waits after a batch in which all partitions but the stalled ones have run what waited before.
+    Return the entries that wait after a batch in which all partitions but the stalled ones have run earlier ones.
 
-    With `with_lost` they have also run what is lost.
+    With `with_lost` they have also run the lost ones.
 
     Raises:
         InternalError: A stalled partition has a part of other partitions' rows, of which the rest has run.
@@ -74,7 +78,7 @@ def after_batch(
 
 
 def without_lost(waiting: Iterable[RowsSetAside]) -> Waiting:
-    """Return what waits without what is lost."""
+    """Return the waiting entries without the lost ones."""
     return tuple(entry for entry in waiting if not entry.is_lost)
 
 
@@ -86,7 +90,7 @@ def time_of(entry: RowsSetAside) -> BatchTime | None:
 
 
 def closing_time(entry: RowsSetAside) -> BatchTime | None:
-    """Return the time at which what the batch's rows have made due fires; None if nothing can be."""
+    """Return the time for work that the batch's rows have made due; None if nothing can be due."""
     time = time_of(entry)
     if time is None or entry.closed_ms is None or entry.closed_ms <= time.watermark_ms:
         return None

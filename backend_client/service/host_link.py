@@ -1,5 +1,5 @@
 """
-The client's part of links: a task has its sidecar connect to the coordinator, and the driver asks who fell silent.
+The client's part of links: a task has its sidecar connect to the coordinator; the driver asks for silent hosts.
 
 Without a link nothing is lost: the task then makes its change sets durable itself.
 """
@@ -66,7 +66,7 @@ def silent_hosts(client: ServiceClient, job: str) -> list[str]:
 
 def link_to_read(client: ServiceClient, job: str, address: LinkAddress | None, refs: Sequence[ChangeSetRef]) -> None:
     """
-    Have this host's sidecar connect if only the coordinator may reach what the references name.
+    Have this host's sidecar connect if only the coordinator may reach the change sets that the references name.
 
     The task may be the first of the job on this host, and so far only tasks with changes had the sidecar connect.
 

@@ -40,7 +40,7 @@ class LogWriter:
         """
         Seal `changes` as the next change set and send it; does nothing if there are none.
 
-        What one key has written may be more than a service takes at once: it becomes several sets.
+        If one key has written more than a service takes at once, the changes become several sets.
 
         Raises:
             DstlError: The sidecar did not accept it within the client's patience.
@@ -58,7 +58,7 @@ class LogWriter:
 
     def append_columns(self, changes: ChangeColumns, *, preemptive: bool) -> None:
         """
-        Do the same with columns.
+        Append as `append` does, with columns.
 
         Raises:
             DstlError: As `append`.

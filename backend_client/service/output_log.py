@@ -59,8 +59,8 @@ def read_output(
         if is_set_back and have is None and after is not None:
             raise ConflictError(
                 f"slot {slot} of sink {sink!r} had published more than checkpoint {after.id}, where it stands: its "
-                "system was set back, and the log no longer has what is missing. Rewind the job to that checkpoint or "
-                "one before, or give the sink another name to continue without it"
+                "system was set back, and the log no longer has the missing output. Rewind the job to that checkpoint "
+                "or one before, or give the sink another name to continue without it"
             )
         logged = _read(client, job, sink, slot, have, until)
         wanted = (item for item in logged if first <= item.checkpoint_id <= to.id)

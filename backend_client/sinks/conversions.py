@@ -12,7 +12,7 @@ def keeps_values(given: pa.DataType, there: pa.DataType) -> bool:
     """
     Return whether values of one type are the same as another one's, or a safe cast fails.
 
-    Without that, a cast drops zones, times of day and fields of structs, and rounds floats, without a word.
+    Without that, a cast drops zones, times of day and fields of structs, and rounds floats, silently.
     """
     types = pa.types
     if types.is_null(given) or in_utc(given) == in_utc(there):

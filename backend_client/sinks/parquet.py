@@ -40,7 +40,7 @@ from storage.open import open_store
 
 _SUFFIX = ".parquet"
 _HIDDEN = "_dstl"
-"""Readers leave out what begins with an underscore."""
+"""Readers skip names that begin with an underscore."""
 _LOOKS = 10
 _KEPT_ENTRIES = 16
 """Old entries are deleted in groups of this size: one request per entry would slow every publish down."""
@@ -146,7 +146,7 @@ class _Entries:
         raise UnavailableError(f"the entries {self._prefix}* change too fast to be read: other publishers run")
 
     def add(self, published: _Published) -> None:
-        """Put the next entry; ConflictError if somebody else has put another one."""
+        """Put the next entry; ConflictError if another publisher has put one."""
         self._store.put(self._key(self._newest + 1), published.to_bytes(), if_absent=True)
         self._newest += 1
         if self._newest % _KEPT_ENTRIES == 0:
@@ -201,7 +201,7 @@ class _ParquetPublisher(SlotPublisher):
 
     def _publish_nothing(self, marker: Marker) -> int:
         """
-        Advance the marker only, unless somebody else has put an entry.
+        Advance the marker only, unless another publisher has put an entry.
 
         A file whose entry is not there yet has a greater number, and counts whatever this entry says.
         """
@@ -228,7 +228,7 @@ class _ParquetPublisher(SlotPublisher):
         return f"{self._prefix}{number:012d}{_SUFFIX}"
 
     def _newest(self) -> _Published | None:
-        """Return what is published: what the newest entry says, or a file that was put after it."""
+        """Return the published state: that of the newest entry, or of a file that was put after it."""
         entry = self._entries.read()
         newest = self._listed() if entry is None else entry.number
         while self._exists(newest + 1):

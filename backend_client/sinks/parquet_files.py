@@ -54,7 +54,7 @@ def written_records(
     except pa.ArrowException as error:
         raise UnavailableError(
             f"unpublished output of before and after a change of the query does not fit into one file: {error}; "
-            "rewind the job to the last checkpoint of the former query, or give the output up"
+            "rewind the job to the last checkpoint before the change, or give the output up"
         ) from error
     return Written(merged, rows)
 

@@ -39,7 +39,7 @@ The argument is a checkpoint of the target's branch after which to begin; None: 
 @dataclass(frozen=True, slots=True)
 class Target:
     """
-    What is to be published.
+    The target of a publish.
 
     Args:
         checkpoint: The newest checkpoint whose output is published.
@@ -75,7 +75,7 @@ class Target:
         """Return whether a slot's marker of an earlier branch says less than the slot has published to here."""
         if slot.number >= self.marked_slots or self.published is None:
             return False
-        # What was published after the branch of the checkpoint before had begun, was so on that branch; a rewind since
+        # Output published after the previous checkpoint's branch had begun was published on that branch; a rewind since
         # then has not altered it. Other branches may have published more.
         before = [known.branch for known in self.stored if known.id == self.checkpoint.id - 1]
         return not marker.covers(before[-1], self.published) if before else marker.newest < self.published
@@ -98,9 +98,9 @@ def is_due(marker: Marker | None, slot: Slot, target: Target) -> bool:
     if marker is None:
         if slot.number < target.marked_slots:
             raise ConflictError(
-                f"slot {slot.number} of sink {slot.sink!r} has published, but its marker is gone: what the log still "
-                "has would be published twice. Restore the markers, or point the sink to the system that it had; for "
-                "another system, or to go on without them, give the sink another name"
+                f"slot {slot.number} of sink {slot.sink!r} has published, but its marker is gone: output that the log "
+                "still has would be published twice. Restore the markers, or point the sink to the system that it had; "
+                "for another system, or to continue without them, give the sink another name"
             )
         return True
     if marker.job_uid != slot.job_uid:
@@ -172,7 +172,7 @@ def _set_back(marker: Marker, slot: Slot, target: Target) -> ConflictError:
     return ConflictError(
         f"slot {slot.number} of sink {slot.sink!r} had published more than checkpoint "
         f"{marker.checkpoint.to_text()}, where it stands: its system was set back, and the log of checkpoint "
-        f"{target.checkpoint.to_text()} does not have what is missing. {_advice_until(_until(marker, target))}"
+        f"{target.checkpoint.to_text()} does not have the missing output. {_advice_until(_until(marker, target))}"
     )
 
 

@@ -1,4 +1,4 @@
-"""Files that a sink makes on this host before it publishes them: what is said if there is no room."""
+"""Files that a sink makes on this host before it publishes them, and the error if there is no room."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from storage.errors import UnavailableError
 
 @contextmanager
 def room_for_records() -> Iterator[None]:
-    """Tell what to do if the folder of temporary files cannot be written: `UnavailableError`."""
+    """Raise `UnavailableError`, with the remedy, if the folder of temporary files cannot be written."""
     try:
         yield
     except OSError as error:

@@ -1,7 +1,7 @@
 """
-Commits offsets in the background: the latest ones, as often as the system allows, and never on a batch's way.
+Commits offsets in the background: the latest ones, as often as the system allows; no batch waits for it.
 
-Whatever fails is repeated, and reported once a minute; nothing depends on it.
+A failed commit is repeated, and reported once a minute; nothing depends on it.
 """
 
 from __future__ import annotations
@@ -117,7 +117,7 @@ class BackgroundCommits:
             if time.monotonic() - self._reported_s >= self._times.reported_s:
                 self._reported_s = time.monotonic()
                 logger.warning(
-                    "the offsets of checkpoint %d are not committed to %s, it is tried again: %s",
+                    "the offsets of checkpoint %d could not be committed to %s, retrying: %s",
                     checkpoint_id,
                     self._name,
                     error,

@@ -1,8 +1,8 @@
 """
-A consumer group that shows how far a query has read; nobody consumes with it.
+A consumer group that shows how far a query has read; no consumer uses it.
 
-Each offset is committed with a note that names the job and the checkpoint. So a group that has offsets of anybody else
-is recognised, and left alone: its consumers would lose or repeat records.
+Each offset is committed with a note that names the job and the checkpoint. So a group that has foreign offsets is
+recognised, and left alone: its consumers would lose or repeat records.
 """
 
 from __future__ import annotations
@@ -89,7 +89,7 @@ class ConsumerGroup:
             if partition.offset >= 0 and not str(partition.metadata or "").startswith(self._note):
                 raise ConflictError(
                     f"consumer group {self._name!r} has offsets that another consumer committed, for example of topic "
-                    f"{partition.topic!r}: name a group that nobody uses, or delete this one"
+                    f"{partition.topic!r}: name an unused group, or delete this one"
                 )
         self._own.update(places)
 

@@ -61,7 +61,7 @@ class Receipt:
     table_bytes: int = 0
     next_due_ms: int | None = None
     standby: dict[str, Any] | None = None
-    """What the task heard from its host's follower, see `tended`."""
+    """The report of its host's follower, see `tended`."""
     host: str | None = field(default_factory=executor_host)
     """The host of the process that made it, as Spark names it; None in local mode."""
     is_stalled: bool = False

@@ -145,7 +145,7 @@ class ColumnarPlan:
             )
             raise InvalidInputError(
                 f"the columnar state of operator {operator!r} was stored with {was} where its processor has {now}; "
-                "columnar state cannot change its columns or windows: use the former ones again, or start with "
+                "columnar state cannot change its columns or windows: use the stored ones again, or start with "
                 "another job name and checkpointLocation"
             )
 

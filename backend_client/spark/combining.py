@@ -29,7 +29,7 @@ _PART_COLUMN = "__dstl_part_"
 ROWS_MIN = 10_000
 """The aggregation costs Spark a few ms of planning in each batch, which fewer rows do not save."""
 ROWS_PER_GROUP_BEGIN, ROWS_PER_GROUP_END = 4, 2
-"""Rows are combined from so many rows per group on, until there are fewer."""
+"""Rows are combined once a batch has the first number of rows per group, until one has fewer than the second."""
 
 _HALF_BITS = 32
 _LOW = (1 << _HALF_BITS) - 1
@@ -40,7 +40,7 @@ _DIGITS_MAX = 28
 
 @dataclass(frozen=True, slots=True)
 class _Part:
-    """What Spark computes for an aggregation: SQL aggregates, their types, and whether two make one state column."""
+    """Spark's part of an aggregation: SQL aggregates, their types, and whether two make one state column."""
 
     sql: tuple[str, ...]
     kinds: tuple[pa.DataType, ...]
@@ -84,7 +84,7 @@ class Combining:
 
     @property
     def rows(self) -> pa.Schema:
-        """The columns behind the keys of combined rows: the pane, if there are windows, and the `aggregates`."""
+        """The columns after the keys of combined rows: the pane, if there are windows, and the `aggregates`."""
         pane = [] if self.windows is None else [pa.field(PANE_COLUMN, pa.int64())]
         kinds = [kind for part in self.parts for kind in part.kinds]
         fields = [pa.field(f"{_PART_COLUMN}{at}", kind) for at, kind in enumerate(kinds)]

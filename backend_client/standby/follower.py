@@ -1,14 +1,14 @@
 """
 The follower: a process per host and job that keeps copies of other hosts' tables near the newest checkpoint.
 
-A copy is the same folder, in the same form, that a task of its partition opens on this host; so a partition that
-loses its host goes on here and lacks a few checkpoints. A copy is advanced as any table is, through the sidecar, to
+A copy is the same folder, in the same form, that a task of its partition opens on this host; so a partition that loses
+its host continues here and lacks a few checkpoints. A copy is advanced as any table is, through the sidecar, to
 completed checkpoints only (I1). It is open for moments: a task that wants it gets it at the end of the step, or at once
-if the copy is only being made (`backend_client.table.slots`).
+if the copy is not complete yet (`backend_client.table.slots`).
 
 The process has a low priority, rests four fifths of the time, and holds one table open at a time, which bounds its
 memory. It ends when no order came for as long as an idle sidecar lives, when the sidecar is gone or was started again,
-and when it does not understand an order: the next task starts it anew, with the code that is installed then.
+and when it does not understand an order: the next task starts it again, with the code that is installed by then.
 """
 
 from __future__ import annotations

@@ -1,5 +1,5 @@
 """
-What a follower is told, and what it tells: small files in `local_dir`, each replaced as a whole.
+The orders to a follower, and its answers: small files in `local_dir`, each replaced as a whole.
 
     <local_dir>/standby/<job uid>/
       lock           held by the follower while it runs
@@ -9,8 +9,8 @@ What a follower is told, and what it tells: small files in `local_dir`, each rep
       log            what the follower says
       pid            its process id
 
-The driver decides who keeps what. Its plan travels with every batch to all tasks, and the first task of a host hands it
-on. So a follower never asks anybody whether there is news.
+The driver decides which host keeps which copies. Its plan travels with every batch to all tasks, and the first task of
+a host hands it on. So a follower never asks for news.
 """
 
 from __future__ import annotations
@@ -48,8 +48,8 @@ class CopyPlan:
     Args:
         hosts: The hosts, as Spark names them.
         max_parallelism: The job's number of key groups.
-        keepers: For each operator and each of its partitions, the position among `hosts` of who keeps the copy; -1 if
-            nobody does.
+        keepers: For each operator and each of its partitions, the position among `hosts` of the host that keeps the
+            copy; -1 for none.
     """
 
     hosts: tuple[str, ...]
@@ -76,7 +76,7 @@ class CopyPlan:
 @dataclass(frozen=True, slots=True)
 class Order:
     """
-    What a follower has to do.
+    The work of a follower.
 
     Args:
         settings: The job's settings.

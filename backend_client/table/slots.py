@@ -10,7 +10,7 @@ The slots of a table's folder: which are held, and which are idle.
         0.snapshot-*/       snapshots that are stored, each locked by the process that works with it
 
 A table stays when its task ends, for the next batch. It is useless once its partition went to another host or got
-other key groups, or its job is gone. The only sign of that is that nobody opens it.
+other key groups, or its job is gone. The only sign of that is that it is no longer opened.
 
 Only the holder removes a lock file. A process that locks a file which was removed meanwhile tries again with a new one.
 
@@ -18,7 +18,7 @@ A *follower* keeps a copy of another host's table near its newest checkpoint (`b
 first slot for moments only, and says so in the lock's file. A task that finds it waits, and asks for the slot in the
 same file. For a slot that another task holds it waits as long as it would take to restore the table, at most: Spark has
 given that task up, and ends it within seconds.
-Only what is called as above is ever removed, and no link is followed: whatever `local_dir` is, the rest is not ours.
+Only files with the names above are ever removed, and no link is followed: everything else in `local_dir` is not ours.
 """
 
 from __future__ import annotations
@@ -49,11 +49,13 @@ _WANTED = b"w"
 _FOLLOWER_MS_MAX = 2000
 """A task waits this long for a follower, which may be in the middle of a write that the task would have to repeat."""
 _TASK_S_MAX = 4.0
-"""Spark kills the Python of a task that it has given up within so many seconds; until then it may go on."""
+"""Longest time until Spark kills the Python of a task that it has given up; until then the task may continue."""
 _RESTORED_BYTES_PER_S = 100 << 20
 _LOOK_S = 0.002
 _IN_USE_S = 60
-"""Nobody is waited for if a later slot was opened this short a time ago: he hangs, and batches go on there."""
+"""
+A holder is not waited for if a later slot was opened this recently: the holder hangs, and batches use the later slot.
+"""
 _KEY_GROUPS = re.compile(r"[0-9]{5}-[0-9]{5}")
 
 logger = logging.getLogger("backend_client")
@@ -61,11 +63,11 @@ logger = logging.getLogger("backend_client")
 
 def free_slots(root: Path, patience_s: float | None = None) -> Iterator[tuple[Path, int]]:
     """
-    Yield slots of a folder, which is made, that nobody holds, each with its lock, which is the caller's to close.
+    Yield free slots of a folder, which is made, each with its lock, which is the caller's to close.
 
     Args:
         root: The folder.
-        patience_s: Longest time to wait for a slot that somebody holds; None: as long as that makes sense.
+        patience_s: Longest time to wait for a slot that is held; None: as long as that makes sense.
 
     Raises:
         OSError: The folder cannot be written.
@@ -109,7 +111,7 @@ def remove_idle_slots(folder: Path, idle_s: float = IDLE_S) -> None:
 
 def follower_slot(root: Path) -> tuple[Path, int] | None:
     """
-    Return the first slot of a folder, which is made, and its lock; None if somebody holds it.
+    Return the first slot of a folder, which is made, and its lock; None if it is held.
 
     Raises:
         OSError: The folder cannot be written.
@@ -147,7 +149,7 @@ def _restored_in_s(slot: Path) -> float:
 
 
 def _taken_over(path: Path, follower_s: float, task_s: float) -> int | None:
-    """Take a lock as soon as a follower or a task gives it up, within so many seconds; None if it does not."""
+    """Take a lock as soon as a follower or a task gives it up, within the given time; None if it does not."""
     begun_s = time.monotonic()
     time.sleep(_LOOK_S)  # a follower may have taken the lock just now, and not said yet who it is
     while time.monotonic() - begun_s < (follower_s if _asked_for(path) else task_s):
@@ -173,7 +175,7 @@ def _asked_for(path: Path) -> bool:
 
 
 def _taken(path: Path) -> int | None:
-    """Take a lock, or return None: somebody has it."""
+    """Take a lock, or return None if it is held."""
     for _ in range(_TRIES_MAX):
         try:
             lock = open_lock(path)
@@ -213,7 +215,7 @@ def _remove_idle(tables: Path, idle_s: float) -> bool:
                         folder.rmdir()  # an error if something is in it, then all above have something, too
     finally:
         if removed:
-            logger.info("tables in %s that nobody opened for %d s: %d removed", tables, idle_s, removed)
+            logger.info("tables in %s that were not opened for %d s: %d removed", tables, idle_s, removed)
     return True
 
 
@@ -230,7 +232,7 @@ def _remove_if_idle(path: Path, idle_s: float) -> bool:
     lock = open_lock(path, 0)
     try:
         fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        if _is_young(os.fstat(lock), idle_s):  # somebody opened it meanwhile, or even closed it again
+        if _is_young(os.fstat(lock), idle_s):  # another task opened it meanwhile, or even closed it again
             return False
         slot = path.with_suffix("")
         incoming = path.with_suffix(".incoming")

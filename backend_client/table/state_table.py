@@ -106,7 +106,7 @@ class StateTable:
         return self.advance_columns(in_columns(changes), version)
 
     def advance_columns(self, parts: Iterable[ChangeColumns], version: str) -> int:
-        """Do the same with columns; later parts win."""
+        """Advance the table as `advance` does, with columns; later parts win."""
         left, few, rows, size_bytes = iter(parts), list[ChangeColumns](), 0, 0
         for part in left:
             few.append(part)

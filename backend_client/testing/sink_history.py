@@ -1,4 +1,4 @@
-"""What a history of `sink_kit` does with a sink, and what it finds broken."""
+"""A history of `sink_kit`: its calls to a sink, and the promises that it finds broken."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ class BrokenPromise:
 @dataclass(frozen=True, slots=True)
 class SinkUnderTest:
     """
-    What the kit needs of a sink.
+    A sink, with all that the kit needs to know of it.
 
     Args:
         sink: The sink, with its system running.
@@ -82,7 +82,7 @@ class History:
         return Marker(of.job_uid, slot, ref)
 
     def publishing(self, number: int, size: int = FEW) -> Publishing:
-        """Return what a publisher publishes as checkpoint `number`, when it is one of many with so many records."""
+        """Return a publisher's work for checkpoint `number`, one of many with `size` records each."""
         batches = [self.kit.batch(self.numbers(*offsets)) for offsets in _offsets(number, size)]
         return Publishing(self.kit.sink, self.slots[0], batches, self.marker(number))
 

@@ -45,7 +45,7 @@ _BLOCKED_S = 0.5
 
 @dataclass(frozen=True, slots=True)
 class SinkKit(SinkUnderTest):
-    """What the kit needs of a sink; see `SinkUnderTest`."""
+    """A sink, with all that the kit needs to know of it; see `SinkUnderTest`."""
 
     def run(self) -> list[BrokenPromise]:
         """Run all histories; return what was broken, nothing for a sink that keeps its promises."""
@@ -131,7 +131,7 @@ def _other_slots(history: History) -> None:
 
 
 def _names_that_begin_alike(history: History) -> None:
-    """What others publish, whose slot, sink or job begins as this one's is called, is not this slot's."""
+    """Output of others, whose slot, sink or job has a name that begins like this one's, is not this slot's."""
     kit, own = history.kit, history.slots[1]
     others = (replace(own, number=10), replace(own, sink=f"{own.sink}1"), replace(own, job_uid=f"{own.job_uid}1"))
     for number, other in enumerate(others):
@@ -204,7 +204,7 @@ def _older_publisher_without_records(history: History) -> None:
 
 
 def _older_publisher_is_quicker(history: History) -> None:
-    """A publisher opens the slot and reads the marker; before it publishes the same, an older one tries."""
+    """A publisher opens the slot and reads the marker; before it publishes, an older one tries."""
     older, newer = (history.kit.sink.open(history.slots[0]) for _ in range(2))
     for publisher in (older, newer):
         history.expect(MARKER, None, publisher.last_published())

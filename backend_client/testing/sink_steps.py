@@ -34,7 +34,7 @@ class Step(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Publishing:
-    """What a publisher publishes."""
+    """The work of a publisher."""
 
     sink: Sink
     slot: Slot

@@ -3,9 +3,9 @@ The audit log of acts on jobs: log lines, and objects that only this module writ
 
     @audit/<job>/<time-ordered id>=<checksum of actor and act>.json
 
-The newest acts of each actor and kind are kept, so nobody pushes the acts of others out of the record by repeating
-one. No job can have the name ``@audit``, so the entries outlive the job. Best effort: an entry that cannot be stored
-is only in the process log, with a warning, and the act stands. Blocking I/O.
+The newest acts of each actor and kind are kept, so repeating an act pushes no other actor's acts out of the record. No
+job can have the name ``@audit``, so the entries outlive the job. Best effort: an entry that cannot be stored is only in
+the process log, with a warning, and the act stands. Blocking I/O.
 """
 
 from __future__ import annotations
@@ -70,7 +70,7 @@ class AuditTrail:
         """
         Record an act of a command, as `record` does.
 
-        One user's count as one actor's, whatever the host: a command that runs as a container has another one each
+        All acts of a user count as one actor's, whatever the host: a command in a container has a different host each
         time, and its entries would stay for ever.
         """
         self._record(this_user(), user_of_process(), act, job, facts)

@@ -48,7 +48,7 @@ def server_contexts(tls: TlsSettings, clock: Clock) -> Callable[[], ssl.SSLConte
     Return a function that returns the current TLS context for a new connection of a listener.
 
     A context that replaces another one resumes none of its sessions: a session stands for the certificate that it began
-    with, so a client could go on with one of an authority that was removed.
+    with, so a client could continue with a certificate of an authority that was removed.
 
     Raises:
         InvalidInputError: A file cannot be read, or is not a certificate or key.

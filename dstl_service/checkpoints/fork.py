@@ -70,10 +70,10 @@ def fork_job(
     checkpoints_max: int = CHECKPOINTS_MAX,
 ) -> ForkReport:
     """
-    Fork a job. It may be running, and goes on.
+    Fork a job. The job may be running, and continues.
 
     A repeated call for the same checkpoint finishes an earlier one that died. Until a driver has opened the fork, so
-    does one for the newest checkpoint, or for one that is gone: the parent may have gone on since.
+    does a call for the newest checkpoint, or for one that is gone: the parent may have continued since.
 
     Args:
         store: Holds both jobs.

@@ -65,7 +65,7 @@ class JobOpener:
         if request.storage and not await self._in_thread(name, is_same_storage, request.storage, self._store.url):
             raise InvalidInputError(
                 f"job {name!r} has storage {request.storage!r}, but its service has {self._store.url!r}, where the "
-                "state would go: give both one storage, or the job another service (service, DSTL_SERVICE)",
+                "state would go: give both the same storage, or the job another service (service, DSTL_SERVICE)",
                 job=name,
             )
         await self._jobs.forget_ended(name)

@@ -1,9 +1,9 @@
 """
 Tells drivers what parallelism was requested for their operators.
 
-A request lies in the store (`dstl_service.registry.parallelism_requests`), so that it reaches the coordinator from any
-host. The coordinator looks for it every few seconds, beside the checkpoints, while the job has some. Owned by the event
-loop; store calls run in threads.
+A request is kept in the store (`dstl_service.registry.parallelism_requests`), so that it reaches the coordinator from
+any host. The coordinator looks for it every few seconds, beside the checkpoints, while the job has some. Owned by the
+event loop; store calls run in threads.
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ class RequestedParallelism:
         self._known: WeakKeyDictionary[ActiveJob, _Known] = WeakKeyDictionary()
 
     def of(self, job: ActiveJob, epoch: int) -> dict[str, WantedParallelism]:
-        """Return what is known to be requested, by operator; look for more in the background. Never blocks."""
+        """Return the known requests, by operator; look for more in the background. Never blocks."""
         known = self._known.get(job)
         if known is None or known.epoch != epoch:
             known = self._known[job] = _Known(epoch, self._clock.monotonic_ms() + LOOK_MS)

@@ -183,13 +183,13 @@ def describe_rewind(report: RewindReport) -> str:
             f"{report.savepoint}{left}. To do it, stop the query and pass --write"
         )
     return (
-        f"job {report.job} was rewound from checkpoint {report.newest} to {report.target}; the former is kept as "
+        f"job {report.job} was rewound from checkpoint {report.newest} to {report.target}; {report.newest} is kept as "
         f"savepoint {report.savepoint}{left}. Start the query with its checkpointLocation, which it rewinds too"
     )
 
 
 def _left_behind(report: RewindReport, sink: str) -> str:
-    """Return what stays in a sink's system. The newest checkpoint knows of what was published before it."""
+    """Return the output that stays in a sink's system. The newest checkpoint knows the output published before it."""
     target, newest = (CheckpointRef.parse(text).id for text in (report.target, report.newest))
     if newest <= target:
         return ""

@@ -22,7 +22,7 @@ epoch began may have seen neither, and deletes nothing.
 Objects of a later job of the same name lie in the same folders. After the listing the collector checks whether the job
 was deleted: if it was not, none of them was listed (`dstl_service.registry.lives`).
 
-Objects of other jobs, which a fork names, are never listed here. What keeps them there, the fork's hold, is released
+Objects of other jobs, which a fork names, are never listed here. The fork's hold, which keeps them there, is released
 here like an orphan: when nothing names any of them after the second look at the savepoints, and no newer epoch began. A
 later manifest names what its base names, its own sets, and a snapshot that shares files with its base's.
 
@@ -153,7 +153,7 @@ def collect_garbage(
 @dataclass(frozen=True, slots=True)
 class _Found:
     """
-    What a job has stored.
+    The stored objects of a job.
 
     Args:
         objects: Its objects, listed before the manifests were read.

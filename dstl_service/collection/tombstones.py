@@ -13,7 +13,7 @@ process that resumes late cannot delete the tombstone of a later deletion.
 
 A collector claims an epoch before it deletes anything. The process that buried the job may have died before its claim,
 and a query that still runs would complete checkpoints with missing objects (I4). If the claim fails, nothing is
-deleted, and the next collector retries. A collector that dies leaves a rest, which the next one deletes. One that was
+deleted, and the next collector retries. A collector that dies leaves objects, which the next one deletes. One that was
 only paused does no harm when it resumes, even if the name is another job's by then: a tombstone and a deletion belong
 to one life (`dstl_service.registry.lives`). Blocking I/O.
 """
@@ -219,8 +219,9 @@ class Deletions:
         job = tombstone.job
         if forks := living_forks(self._store, job, tombstone.life):
             raise ConflictError(
-                f"job {job!r} is not deleted, since forks need its objects: {', '.join(forks)}. Delete them first, or "
-                "wait until they have replaced what they began with (`dstl savepoints` lists what is held)",
+                f"job {job!r} is not deleted, since forks need its objects: {', '.join(forks)}. Delete them first, "
+                "or wait until they no longer need the objects that they began with (`dstl savepoints` lists "
+                "the holds)",
                 job=job,
             )
 

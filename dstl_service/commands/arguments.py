@@ -160,7 +160,7 @@ def _rewind_arguments(commands: _Commands) -> None:
 
 
 def _fork_arguments(commands: _Commands) -> None:
-    split = commands.add("fork", fork, "create a job that begins with the state of another one, without a copy of it")
+    split = commands.add("fork", fork, "create a job that begins with the state of another one, without copying it")
     split.add_argument("--savepoint", metavar="NAME", help="the savepoint at which it begins")
     split.add_argument("--checkpoint", type=int, metavar="ID", help="the retained checkpoint (default: the newest)")
     split.add_argument(
@@ -170,7 +170,7 @@ def _fork_arguments(commands: _Commands) -> None:
         help="the new job's number of key groups: its first start rewrites the state (default: the parent's)",
     )
     split.add_argument("--json", action="store_true", help=_REPORT)
-    split.add_argument("job", help="the parent, which may be running, and goes on")
+    split.add_argument("job", help="the parent, which may keep running")
     split.add_argument("fork", help="the name of the new job")
 
 
@@ -190,5 +190,7 @@ def _fsck_arguments(commands: _Commands) -> None:
         help="report to which checkpoint a job with a lost or damaged registry can be restored",
     )
     verify.add_argument("--write", action="store_true", help="with --rebuild: rebuild the registry")
-    verify.add_argument("--up-to", type=int, metavar="ID", help="with --rebuild: restore at most this checkpoint")
+    verify.add_argument(
+        "--up-to", type=int, metavar="ID", help="with --rebuild: restore this checkpoint or an older one"
+    )
     verify.add_argument("job")

@@ -156,8 +156,8 @@ def fork(options: argparse.Namespace) -> int:
     job_store.open(None)
     if options.max_parallelism == job_store.max_parallelism:
         raise InvalidInputError(
-            f"job {options.job!r} has max_parallelism {options.max_parallelism} already: to fork it as it is, leave "
-            "--max-parallelism out"
+            f"job {options.job!r} has max_parallelism {options.max_parallelism} already: to "
+            "fork it unchanged, omit --max-parallelism"
         )
     report = fork_job(
         store,

@@ -72,7 +72,7 @@ def deletions_of(store: ObjectStore) -> Deletions:
 
 
 class UnwrittenOutputError(Exception):
-    """The standard output takes no more: its reader has ended, or its disk is full."""
+    """The standard output cannot be written any more: its reader has ended, or its disk is full."""
 
     def __init__(self, reason: OSError) -> None:
         super().__init__(str(reason))
@@ -89,7 +89,7 @@ def _output() -> Iterator[TextIO]:
 
 def say(*lines: str) -> None:
     """
-    Print lines; what they take from the store cannot control the terminal, see `printable`.
+    Print lines; text from the store in them cannot control the terminal, see `printable`.
 
     Raises:
         UnwrittenOutputError: They cannot be written.

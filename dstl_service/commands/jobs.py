@@ -46,7 +46,7 @@ def rescale(options: argparse.Namespace) -> int:
 
 
 def delete(options: argparse.Namespace) -> int:
-    """Delete a job, with ``--now`` at once, else undoable; without ``--write`` only report its size."""
+    """Delete a job: with ``--now`` at once, otherwise undoable; without ``--write`` only report its size."""
     if (left := _leftovers(options)) is not None:
         return left
     store, _ = open_job(options)
@@ -106,7 +106,7 @@ def undelete(options: argparse.Namespace) -> int:
     store, _ = open_job(options)
     deletions_of(store).undo(options.job)
     record(store, "undelete", options.job)
-    say(f"job {options.job} is back as it was; its query can be started")
+    say(f"job {options.job} is restored; its query can be started")
     return 0
 
 

@@ -1,7 +1,7 @@
 """
 Performs compactions: reads the segments of each partition, merges them, and stores the results as segment objects.
 
-A compaction merges one partition at a time, and few of all jobs run at once, so that what they hold fits into memory.
+A compaction merges one partition at a time, and few of all jobs run at once, so that their data fits into memory.
 An uncompressed log that is too large is not decoded, but left to materializations. A small log is read all at once.
 Reading and merging block and run in a thread. Results use the same uploads as change sets, with a timeout for large
 objects.
@@ -173,8 +173,8 @@ def _with_a_base(merged: Iterable[tuple[bytes, int]]) -> Iterator[tuple[bytes, i
     """
     Yield the parts of a base; an empty one if nothing exists.
 
-    Without it the state would not tell that all was deleted: a snapshot from before, which may still be under way,
-    would count, and bring it back.
+    Without it the state would not say that everything was deleted: an older snapshot, which may still be under way,
+    would count, and bring deleted entries back.
     """
     from storage.change_set import encode_change_set
 

@@ -8,7 +8,7 @@ compaction that ends after further checkpoints replaces exactly the segments it 
 whose manifest is complete, while its base lists the compaction as under way (`dstl_service.formats.under_way`). A merge
 must fit into memory, so a partition with too large a log is left to materializations, with all partitions that share
 segments with it. Their log does not count when the rest is checked: else the rest would be compacted again at every
-checkpoint. A partition that was materialized meanwhile keeps what is left of its log, and the rest of the result
+checkpoint. A partition that was materialized meanwhile keeps the rest of its log, and the rest of the result
 enters: with many tables, each checkpoint takes snapshots of some. No I/O.
 """
 
@@ -159,7 +159,7 @@ def choose_compactions(
 
 def apply(view: StateView, replacement: Replacement) -> StateView | None:
     """
-    Return the view with a compaction's result, or None if the view no longer has all inputs of what can enter.
+    Return the view with a compaction's result, or None if the view no longer has all inputs of the part that can enter.
 
     Left out are partitions that were too large to merge, and those whose materializations changed: a new one may lack
     a deletion that the result dropped.
@@ -211,7 +211,8 @@ def _plan(
         inputs = [(handle, counting) for handle, counting in counted if counting]
         is_materialized = bool(beside)
         if is_materialized and any(handle.entry.kind is SegmentKind.BASE for handle, _ in inputs):
-            # Part of the range has a base without deletions, part a materialization: wait until the latter covers it.
+            # Part of the range has a base without deletions, part a materialization: wait until the materialization
+            # covers it.
             return None
         if sum(handle.entry.size_bytes for handle, _ in inputs) > settings.base_bytes_max:
             too_large.add(partition)

@@ -3,7 +3,7 @@ JSON documents with a checksum, readable by a person.
 
 Manifests and indexes of materializations have it in front: ``{"checksum": …, "NAME": DOCUMENT}``. Any changed byte is
 detected. Small objects, which earlier versions wrote without one and still read, have it as their last field:
-``{…, "checksum": …}``. Any changed byte is detected, or changes nothing of what they say. No I/O.
+``{…, "checksum": …}``. Any changed byte is detected, or does not change their meaning. No I/O.
 """
 
 from __future__ import annotations

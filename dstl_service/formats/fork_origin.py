@@ -1,5 +1,5 @@
 """
-The JSON forms of a fork's origin, in ``job.json``, manifests and notes of the forked job, and of what a hold is for.
+The JSON forms of a fork's origin, in ``job.json``, manifests and notes of the forked job, and of the purpose of a hold.
 
 No I/O.
 """
@@ -30,7 +30,7 @@ def origin_to_json(origin: ForkOrigin) -> dict[str, Any]:
 
 def origin_from_json(document: Any) -> ForkOrigin | None:
     """
-    Read the result of `origin_to_json`; None for None, which every job has that is no fork.
+    Read the result of `origin_to_json`; None for None, the value of every job that is not a fork.
 
     Raises:
         LookupError, TypeError, ValueError: It has another form.

@@ -1,4 +1,4 @@
-"""Records the acts of callers in the audit log, see `dstl_service.access.audit`: a route says so where it has acted."""
+"""Records the acts of callers in the audit log, see `dstl_service.access.audit`; a route calls it after an act."""
 
 from __future__ import annotations
 

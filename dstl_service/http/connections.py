@@ -40,7 +40,7 @@ _About = TypeVar("_About")
 
 
 class Phase(enum.Enum):
-    """What a client sends next."""
+    """The next message that a client sends."""
 
     HEAD = "head"
     """The connection's first request, or the rest of a request's head."""
@@ -62,7 +62,7 @@ class Connection(Endable, Protocol):
 
     @property
     def phase(self) -> Phase:
-        """What its client sends next."""
+        """The next message of its client."""
         ...
 
     @property

@@ -84,7 +84,7 @@ class BoundedHttpProtocol(HttpToolsProtocol):
 
     @property
     def phase(self) -> Phase:
-        """What the client sends next."""
+        """The next message of the client."""
         return self._phase
 
     @property

@@ -37,7 +37,7 @@ def refusal(
     """
     if origin is not None:
         return 403, UnauthorizedError("requests of web pages are refused: this one has an Origin header; send none")
-    if fetch_site is not None and fetch_site != b"none":  # none: somebody typed the address
+    if fetch_site is not None and fetch_site != b"none":  # none: the user typed the address
         return 403, UnauthorizedError("requests of web pages are refused: this one has Sec-Fetch-Site; send none")
     if hosts is not None and host is not None and host_name(host) not in hosts:
         return 403, UnauthorizedError(

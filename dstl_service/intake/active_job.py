@@ -77,7 +77,7 @@ class ActiveJob:
         return self.epoch > 0 and epoch <= self.epoch
 
     def check_epoch(self, epoch: int) -> None:
-        """Return if this epoch owns the job, as known here; else `FencedError` (a newer one) or `NotFoundError`."""
+        """Check that this epoch owns the job, as known here; else `FencedError` (a newer one) or `NotFoundError`."""
         if epoch < self.epoch:
             raise FencedError.taken_over(self.name, epoch, self.epoch)
         if not self.knows(epoch):
@@ -280,7 +280,7 @@ class ActiveJobs:
 
     async def check_not_ended(self, job: ActiveJob) -> None:
         """
-        Return if a job still existed when its running checkpoint began.
+        Check that a job still existed when its running checkpoint began.
 
         Thus no batch that began after the end of a deletion is acknowledged. A checkpoint that completed during the
         deletion is deleted like those before it.

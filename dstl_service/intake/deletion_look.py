@@ -1,4 +1,4 @@
-"""Looks in the background whether a job was deleted."""
+"""Checks in the background whether a job was deleted."""
 
 from __future__ import annotations
 
@@ -8,20 +8,20 @@ from collections.abc import Awaitable, Callable
 
 class DeletionLook:
     """
-    The looks for the deletion of one job: one runs, and at most one waits for it. Owned by the event loop.
+    The checks for the deletion of one job: one runs, and at most one waits for it. Owned by the event loop.
 
-    A caller may name a later checkpoint with each request, so looks must not pile up while the store is slow.
+    A caller may name a later checkpoint with each request, so checks must not pile up while the store is slow.
     """
 
     def __init__(self) -> None:
         self.newest: asyncio.Task[bool | None] | None = None
-        """The look that began last, or waits; its result is None if the store did not answer."""
+        """The check that began last, or waits; its result is None if the store did not answer."""
         self._running = asyncio.Lock()
         self._is_waiting = False
         self._looked_id = -1
 
     def begin(self, checkpoint_id: int, look: Callable[[], Awaitable[bool | None]]) -> None:
-        """Look once for each checkpoint that begins."""
+        """Check once for each checkpoint that begins."""
         if checkpoint_id <= self._looked_id:
             return
         self._looked_id = checkpoint_id

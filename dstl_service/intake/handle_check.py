@@ -26,7 +26,7 @@ _KEY = re.compile(rf"({NAME})/segments/{NAME}/{NAME}\.seg")
 _ENTRIES_KNOWN_MAX = 100_000
 
 LOOKS_AHEAD_MAX = 1_000
-"""Objects of one job that wait to be read before somebody waits for them."""
+"""Objects of one job that wait to be read before a request waits for them."""
 
 LOOKS_AT_ONCE = 250
 """Objects that one request waits for at a time; fewer threads than that read them."""
@@ -79,7 +79,7 @@ class HandleCheck:
 
     async def check(self, job: str, handles: Iterable[SegmentHandle]) -> None:
         """
-        Return if all of these handles match their objects.
+        Check that all of these handles match their objects.
 
         Raises:
             LostChangesError: An object is missing; the batch must be executed again.

@@ -214,7 +214,7 @@ class InFlightLimiter:
         return self._promised_shares.admits(promised_bytes, turn.size_bytes, free_bytes)
 
     def _are_rivals(self, turn: _Turn, other: _Turn) -> bool:
-        """Say whether another begun body waits for the same: its job's share, or free room."""
+        """Say whether another begun body waits for the same room: its job's share, or what is free."""
         is_same_job = turn.place.job == other.place.job
         return other.place.kept_bytes > 0 and (is_same_job or (self._is_share(turn) and self._is_share(other)))
 

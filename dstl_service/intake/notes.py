@@ -1,5 +1,5 @@
 """
-All that the intake does otherwise for the note of a checkpoint than for the sets that tasks sent.
+The intake's handling of a checkpoint's note, where it differs from that of the sets that tasks sent.
 
 A note, see `formats.checkpoint_record`, becomes durable with the sets of its checkpoint, in one of their objects. It
 comes last in a request and its handle last in the answer; no metric, log line or cache includes it. Owned by the event
@@ -47,7 +47,7 @@ class Persisted:
     Result of a request to make change sets durable.
 
     Args:
-        handles: Handles of the sets, in the order of their references; none if nobody waited for them.
+        handles: Handles of the sets, in the order of their references; none if the request did not wait for them.
         note: Handle of the note, if there was one.
     """
 

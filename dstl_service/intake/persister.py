@@ -133,7 +133,7 @@ class Persister:
 
     async def _reachable(self, name: str, refs: Sequence[ChangeSetRef]) -> list[ChangeSetRef]:
         """Have the coordinator persist the sets that only it can reach; return all references, those with handles."""
-        # The coordinator may still have a link to that of the former driver, which reaches no host any more.
+        # The coordinator may still have a link to that of the previous driver, which reaches no host any more.
         away = [
             place
             for place, ref in enumerate(refs)

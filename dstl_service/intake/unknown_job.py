@@ -15,7 +15,7 @@ def no_such_epoch(name: str, epoch: int) -> NotFoundError:
 
 
 def no_such_job(name: str, job_uid: str) -> NotFoundError:
-    """Return the error for a job that has the name of the one that is meant, or none has."""
+    """Return the error for a name that no longer belongs to the job that is meant."""
     return NotFoundError(
         f"no job {name!r} with uid {job_uid[:64]} exists: it was deleted, and another job may have its name; restart "
         "the query",

@@ -51,7 +51,7 @@ class LinkCalls:
         """By job and host."""
 
     def reaches(self, job: str, service_id: str) -> bool:
-        """Say whether a process has a link to this coordinator of a job, or what it was asked for is being fetched."""
+        """Say whether a process has a link to this coordinator of a job, or its handles are being fetched."""
         return self._hub.knows(job, service_id) or service_id in self._early.get(job, ())
 
     def has_coordinator(self, job: str) -> bool:
@@ -98,7 +98,7 @@ class LinkCalls:
         return None if early.task.cancelled() or early.task.exception() is not None else early.task.result()
 
     def _of_checkpoint(self, job: str, checkpoint_id: int) -> dict[str, _Early]:
-        """Return what is fetched for a checkpoint; forget what was for earlier ones, and for jobs that have ended."""
+        """Return the fetches for a checkpoint; forget those for earlier ones, and for jobs that have ended."""
         if job not in self._early:
             for ended in [other for other in self._early if not self._hub.has(other)]:
                 self._forget(ended)

@@ -1,7 +1,7 @@
 """
 Certificates of link listeners: made in memory for one process, and pinned by the hosts that connect.
 
-Nobody vouches for them: a task gets the certificate with the address from its driver, over Spark's own channel.
+No authority vouches for them: a task gets the certificate with the address from its driver, over Spark's own channel.
 """
 
 from __future__ import annotations

@@ -2,8 +2,8 @@
 One link: a connection on which each side sends requests and answers those of the other.
 
 Both sides send a heartbeat every half second. A side that hears nothing for three of its own heartbeats ends the
-connection. It counts its heartbeats instead of the time, so that a process that was paused itself blames nobody.
-Owned by the event loop.
+connection. It counts its heartbeats instead of the time, so that a process that was paused itself does not blame its
+peer. Owned by the event loop.
 """
 
 from __future__ import annotations

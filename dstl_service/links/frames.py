@@ -14,7 +14,7 @@ FRAME_BYTES_MAX = 64 << 20
 _LENGTH_BYTES = 4
 _BEFORE_VALUES = (b",", b"[", b"{")
 _VALUE_BYTES = 100
-"""What a value takes in memory when it is parsed, at most, however short it is."""
+"""Most memory that a value takes when it is parsed, however short it is."""
 
 Message: TypeAlias = dict[str, Any]
 
@@ -35,7 +35,7 @@ class FrameDecoder:
 
     Attributes:
         bytes_max: Largest accepted frame, without its length.
-        cost_bytes: About what the newest message takes in memory.
+        cost_bytes: Approximate memory of the newest message.
     """
 
     def __init__(self, bytes_max: int = HELLO_BYTES_MAX) -> None:
@@ -64,7 +64,7 @@ class FrameDecoder:
 
         Raises:
             FrameError: The frame is larger than `bytes_max`, has more values than a body of a request may have, or is
-                no JSON object.
+                not a JSON object.
         """
         if len(self._buffer) < _LENGTH_BYTES:
             return None

@@ -1,7 +1,7 @@
 """
 The coordinator's side of links: a listener that accepts the sidecars of a job's hosts.
 
-It listens from the first job on that asks for it. A connection shows the token of a job within seconds, or is closed;
+It begins to listen when the first job asks for it. A connection shows the token of a job within seconds, or is closed;
 nothing is answered before. Its requests and those to it then concern this job only. Owned by the event loop.
 """
 
@@ -28,7 +28,9 @@ from storage.validation import validate_name
 BACK_WITHIN_S = 2.0
 """How long requests wait for a host whose link has ended to connect again."""
 SILENT_BACK_WITHIN_S = 0.5
-"""The same if it has ended in silence, which took two seconds: the driver has the host's tasks run elsewhere by now."""
+"""
+Likewise if the link has ended in silence, which took two seconds: by now the driver runs the host's tasks elsewhere.
+"""
 _HELLO_S = 5.0
 _STRANGERS_MAX = 256
 _STRANGERS_PER_ADDRESS_MAX = 16
@@ -36,7 +38,7 @@ _BACKLOG = 512
 _ACCEPT_AGAIN_S = 0.2
 _HOSTS_PER_JOB_MAX = 2_000
 _FORGOTTEN_S = 60.0
-"""How long a host without a link is kept: requests to it wait that it comes back, instead of failing at once."""
+"""How long a host without a link is kept: requests to it wait for it to come back, instead of failing at once."""
 JOB_UNUSED_S = 86_400.0
 """A job without a linked host and without a request for this time has ended; its token is refused from then on."""
 

@@ -23,7 +23,7 @@ ROOM_BYTES = 4 * FRAME_BYTES_MAX
 
 class LinkRoom:
     """
-    Counts what the frames of all links of a process take.
+    Counts the memory of the frames of all links of a process.
 
     Args:
         bytes_max: The limit.

@@ -215,7 +215,7 @@ class Materializer:
     def _sweep(self) -> None:
         """Drop tables that no restore has named for long."""
         now_ms = self._shared.clock.monotonic_ms()
-        if now_ms >= self._swept_ms + _SWEEP_MS:  # each look at all tables for each one would take their square
+        if now_ms >= self._swept_ms + _SWEEP_MS:  # checking all tables for each one would take quadratic time
             self._swept_ms = now_ms
             for table_id in [table_id for table_id, table in self._tables.items() if table.schedule.is_stale(now_ms)]:
                 self._drop(table_id)

@@ -48,7 +48,7 @@ _LOOKS_PER_INTERVAL = 10
 @dataclass(frozen=True, slots=True)
 class Shared:
     """
-    What the tables of a host share.
+    The parts that the tables of a host share.
 
     Args:
         settings: When to materialize, and how fast.

@@ -1,4 +1,4 @@
-"""One check for all who ask at the same time, and shortly after it."""
+"""One check for all callers that ask at the same time, and shortly after it."""
 
 from __future__ import annotations
 
@@ -8,14 +8,14 @@ from collections.abc import Awaitable, Callable
 from storage.clock import Clock
 
 KEPT_MS = 1_000
-"""How long a good answer counts for those who ask later."""
+"""How long a good answer counts for later callers."""
 
 
 class SharedCheck:
     """
     A check that costs requests: callers share a running one, and its good answer for `KEPT_MS`; errors are not kept.
 
-    So anybody who may ask has one check a second made, not as many as it likes. Owned by the event loop.
+    So a caller causes one check a second at most, however often it asks. Owned by the event loop.
 
     Args:
         check: Returns, or raises why not.
@@ -29,7 +29,7 @@ class SharedCheck:
         self._good_until_ms = -1
 
     async def ask(self) -> None:
-        """Return if the check is good, else raise its error; it goes on if a caller is cancelled."""
+        """Share the check, or raise its error; the check continues if a caller is cancelled."""
         if self._clock.monotonic_ms() < self._good_until_ms:
             return
         if self._running is None:

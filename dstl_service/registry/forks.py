@@ -1,8 +1,8 @@
 """
 Forks: jobs that begin with the state of another job, their *parent*, and name its objects instead of copying them.
 
-Keys of objects are whole, so the manifests of a fork name those of the parent as any other. What keeps them is a
-savepoint of the parent, the *hold*: it names all that the fork began with, until the fork needs none of it any more.
+Keys of objects are whole, so the manifests of a fork name those of the parent as any other. A savepoint of the parent,
+the *hold*, keeps them: it names all that the fork began with, until the fork needs none of it any more.
 
     savepoints/fork-at-<id>-<call uid>   of the parent: the checkpoint at which a fork is about to begin
     savepoints/fork-hold-<fork's uid>    of the parent: the hold
@@ -15,9 +15,9 @@ savepoint, then the fork's first manifest. It is complete, and of the epoch befo
 A parent is not deleted while a living fork has a hold. A deletion puts its tombstone, then looks for holds; a fork
 makes its hold, then looks for the tombstone. So one of the two sees the other.
 
-A hold goes when its fork's life has ended, or names no object of another job. The fork's collector decides that as it
-decides on an orphan (`dstl_service.collection.garbage_collector`): what no manifest names then, none names later.
-Blocking I/O; the service calls it in threads.
+A hold is deleted when its fork's life has ended, or the fork names no object of another job. The fork's collector
+decides that as it decides on an orphan (`dstl_service.collection.garbage_collector`): an object that no manifest names
+then is never named later. Blocking I/O; the service calls it in threads.
 """
 
 from __future__ import annotations
@@ -91,14 +91,14 @@ class ForkedJob(OwnedJob):
         return self.origin is not None and self._newest_epoch() is None
 
     def owns(self, key: str) -> bool:
-        """Return whether an object is the job's own, which nobody else deletes; else it is another job's."""
+        """Return whether an object is the job's own, which no other job deletes; else it is another job's."""
         return key.startswith(f"{self._job}/")
 
     def release_hold(self) -> None:
         """Delete a fork's hold; called when nothing names an object of another job, and nothing is going to."""
         assert self.origin is not None
         if Lives(self._store, self.origin.job).has_ended(self.origin.life):
-            return  # nothing there is of any use, or read again
+            return  # nothing there is needed, or read again
         savepoints = _savepoints(self._store, self.origin.job, self.origin.life)
         mine = _hold_of(self.job_uid), self.origin.savepoint
         for title in savepoints.names(_ALL):
@@ -110,7 +110,7 @@ class ForkedJob(OwnedJob):
         """
         Make a fork's hold again if it was lost with its parent's savepoints.
 
-        It then names all that the fork's manifests and savepoints name, which is nobody's state.
+        It then names all that the fork's manifests and savepoints name, which is not the state of any checkpoint.
         """
         origin, newest = self.origin, self.newest()
         assert origin is not None
@@ -193,7 +193,7 @@ class ForkedJob(OwnedJob):
         """
         Return the first manifest of a fork: the held state, without sinks.
 
-        What their sinks have not published is published by the parent; the fork's sinks begin anew.
+        The parent publishes the output that its sinks have not published yet; the fork's sinks start empty.
         """
         sinks = {operator.name for operator in held.operators if operator.is_sink}
         log = (handle for handle in (*held.earlier, *held.segments) if handle.entry.id.operator not in sinks)

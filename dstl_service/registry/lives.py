@@ -117,8 +117,8 @@ class Lives:
         """
         Check, where a life has no ``job.json``, that it never had one; mostly one request.
 
-        A job that began beside the rest of another one would have another uid: nobody could read that rest, or rebuild
-        it, and its objects would be garbage.
+        A job that began beside the remains of another one would have another uid: those remains could not be read or
+        rebuilt, and their objects would be garbage.
 
         Raises:
             CorruptDataError: There was a job, whose ``job.json`` is lost; or see `check_last`.
@@ -131,8 +131,8 @@ class Lives:
             return
         self.check_last(life)  # the rest may be a later life's
         raise CorruptDataError(
-            f"{key} is lost, for {rest} exists: stop all services of job {self._job!r}, then bring it back with `dstl "
-            "fsck --rebuild`, or delete the rest for good with `dstl delete --now --write`",
+            f"{key} is lost, since {rest} exists: stop all services of job {self._job!r}, then bring it back with "
+            "`dstl fsck --rebuild`, or delete the rest for good with `dstl delete --now --write`",
             object_key=key,
         )
 

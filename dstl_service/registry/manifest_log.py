@@ -225,9 +225,9 @@ class ManifestLog:
             if self.job_uid and manifest.job_uid != self.job_uid:
                 raise CorruptDataError(
                     f"manifest {key} is of a job of uid {manifest.job_uid}, but {self._folder.path}/job.json says "
-                    f"{self.job_uid}: no service writes that, so one of the two was copied or replaced by hand. If "
-                    "job.json is the wrong one, restore the former one; else move the manifest out of the folder, and "
-                    "run `dstl fsck` to find others",
+                    f"{self.job_uid}: no service writes that, so one of the two was copied or replaced by hand. "
+                    "If job.json is the wrong one, restore the right one; else move the manifest out of the folder, "
+                    "and run `dstl fsck` to find others",
                     object_key=key,
                 )
         except BaseException as error:

@@ -2,8 +2,8 @@
 Knows which objects a job's snapshots and savepoints name: neither ever changes, and each is read once.
 
 The coordinator reads an index when a checkpoint is to take its snapshot. Its garbage collector reads from the same
-cache, so a collection in a running job costs no request for it. What savepoints name is read before each deletion:
-all of them are, those that no listing shows yet, too. Thread-safe; reads block.
+cache, so a collection in a running job costs no request for it. All savepoints are read before each deletion, including
+those that no listing shows yet. Thread-safe; reads block.
 """
 
 from __future__ import annotations
@@ -115,7 +115,7 @@ class KnownIndexes:
 
 @dataclass(frozen=True, slots=True)
 class _Named:
-    """What a savepoint names: keys as `object_keys` returns them, and snapshots, whose files their indexes name."""
+    """The content of a savepoint: object keys, see `object_keys`, and snapshots, whose files their indexes name."""
 
     object_keys: frozenset[str]
     materializations: tuple[MaterializationHandle, ...]
@@ -126,7 +126,7 @@ class _Named:
 
 class SavepointInfo(NamedTuple):
     """
-    What a listing shows of a savepoint.
+    The entry of a savepoint in a listing.
 
     Args:
         checkpoint: The checkpoint that it keeps.
@@ -157,10 +157,10 @@ class KeptSavepoints:
 
         Those that no listing shows yet are among them.
 
-        A name on the register without its object is left to a person. No death leaves one: an object is put before its
-        name is on the register, never put there once it was deleted, and deleted after its name is taken off. So the
-        object was lost or removed by hand, or this host's answer is old. An old answer must not take it off the
-        register. A lost file may be brought back from a copy, and is whole as long as its objects are there.
+        A name on the register without its object is left to an administrator. No killed process leaves one: an object
+        is put before its name is on the register, never put there once it was deleted, and deleted after its name is
+        taken off. So the object was lost or removed by hand, or this host's answer is old. An old answer must not take
+        it off the register. A lost file may be brought back from a copy, and is whole as long as its objects are there.
 
         Raises:
             UnavailableError: A savepoint on the register is not found, or not yet: delete nothing.

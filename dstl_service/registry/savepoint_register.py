@@ -41,7 +41,7 @@ _Names = frozenset[str]
 @dataclass(frozen=True, slots=True)
 class Registered:
     """
-    What the register says at one moment.
+    The content of the register at one moment.
 
     Args:
         objects: Names of the objects that are registered, whether they are savepoints or pins.
@@ -62,7 +62,7 @@ class Registered:
         return name_of(one) if one in self.published else one
 
     def without(self, objects: Iterable[str]) -> Registered:
-        """Return what holds when these were taken off; those that are not there never come there."""
+        """Return the state after these were removed; those that are not registered never will be."""
         off = frozenset(objects)
         return Registered(self.objects - off, self.published - off, self.gone | (off - self.objects))
 
@@ -112,7 +112,7 @@ class SavepointRegister:
         Put an object on the register; every read that starts after this call sees it.
 
         Raises:
-            UnavailableError: Somebody deleted it before.
+            UnavailableError: Another process deleted it before.
         """
         now = self._change(lambda now: now if one in now.gone else replace(now, objects=now.objects | {one}))
         if one not in now.objects:
@@ -130,7 +130,7 @@ class SavepointRegister:
             Whether it is the savepoint.
 
         Raises:
-            UnavailableError: Somebody took it off, so it may have kept nothing since.
+            UnavailableError: Another process took it off, so it may have kept nothing since.
         """
 
         def step(now: Registered) -> Registered:
@@ -145,7 +145,7 @@ class SavepointRegister:
 
     def remove(self, name: str) -> _Names:
         """
-        Take off what people call by a name: a savepoint, or a pin that is none by then.
+        Remove the object that a name means: a savepoint, or a pin that is not one by then.
 
         If there is nothing, objects of that name that are listed only are meant: of a call that died while it deleted
         the savepoint, or before it had registered one.

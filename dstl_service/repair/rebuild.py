@@ -178,11 +178,11 @@ def describe_rebuild(report: RebuildReport) -> list[str]:
     if report.branch:
         lines.append(
             "Newer checkpoints are lost, or may be: the query's next start sets its Spark checkpoint back, too, and "
-            "plans their batches anew"
+            "plans their batches again"
         )
     if report.sinks:
         lines.append(
-            "What sinks have published of lost checkpoints stays where it is, and comes again: "
+            "Output of lost checkpoints that sinks have published stays where it is, and is published again: "
             f"{', '.join(report.sinks)}"
         )
     if report.is_written:

@@ -47,7 +47,7 @@ class RestoreProgress:
             self._tell("restore under way", now_ms, {"left_s": max(0, round(left_ms / 1000))})
 
     def ended(self) -> None:
-        """Say that a restore is done of which it was said how far it was."""
+        """Log the end of a restore whose progress was logged."""
         if self._is_told:
             self._tell("restore done", self._clock.monotonic_ms(), {})
 

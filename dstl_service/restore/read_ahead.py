@@ -113,7 +113,7 @@ class ReadAhead:
 
 
 class _Begun(NamedTuple, Generic[_T]):
-    """A part that is under way, or what reads it in its turn, and the quarters of a place that it counts as."""
+    """A part that is under way, or the function that reads it in its turn, and its quarters of a place."""
 
     value: Callable[[], _T] | Future[_T]
     quarters: int

@@ -19,7 +19,7 @@ _FRAME = struct.Struct(">I")
 
 
 class FrameStream(Protocol):
-    """What frames are read from."""
+    """A source of frames."""
 
     def read(self, size: int, /) -> bytes:
         """Return this many bytes, or fewer at the end."""

@@ -34,7 +34,7 @@ REMOVED = "removed"
 """Kind of an operator that the query no longer has, and whose state was given up; no other table gets its name."""
 
 SET_ASIDE_SUFFIX = ".set-aside"
-"""What its name adds to that of the operator."""
+"""The suffix of its name after that of the operator."""
 
 SET_ASIDE_MAX = 10_000
 """Most entries of rows that an operator has set aside: a partition has one for each batch."""

@@ -1,7 +1,7 @@
 """
 Change events as rows for the join, and dirty records as dead letters with the reason.
 
-Everything that comes from Kafka is checked here, so the processor behind it can rely on its rows. A change whose row
+Everything that comes from Kafka is checked here, so the processor can rely on its rows. A change whose row
 has moved, to another merchant for one, is a deletion there and an insertion here. No I/O.
 """
 

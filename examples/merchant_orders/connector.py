@@ -3,8 +3,8 @@ Writes the committed changes of the shop's tables to Kafka, each at least once a
 
 ``python -m examples.merchant_orders.connector`` runs until SIGTERM or Ctrl-C; then it sends what is committed and ends.
 It reads a replication slot with SQL functions, as a client of any kind can. The slot is advanced once in a while, and
-only over what Kafka has acknowledged; so after a crash, events are sent again. (Debezium does the same, and calls the
-while ``offset.flush.interval.ms``.) Readers tell repeated events by their position in the log.
+only over what Kafka has acknowledged; so after a crash, events are sent again. (Debezium does this, too, and calls the
+interval ``offset.flush.interval.ms``.) Readers recognise repeated events by their position in the log.
 """
 
 from __future__ import annotations
@@ -22,8 +22,8 @@ from typing import Any
 import psycopg
 from confluent_kafka import KafkaException, Producer
 
-from examples.merchant_orders.envelopes import Envelope, canal, debezium
-from examples.merchant_orders.pgoutput import Commit, Decoder, RowChange
+from examples.merchant_orders.events.envelopes import Envelope, canal, debezium
+from examples.merchant_orders.events.pgoutput import Commit, Decoder, RowChange
 from examples.merchant_orders.shop import PUBLICATION, SLOT
 from examples.merchant_orders.topics import MERCHANTS, ORDERS, REFUNDS
 
@@ -83,7 +83,7 @@ class Connector:
                 self._advance()
 
     def _send(self) -> bool:
-        """Send what is new in the slot, and wait until Kafka has it; return whether there may be more behind it."""
+        """Send what is new in the slot, and wait until Kafka has it; return whether there may be more after it."""
         decoder, changes, end = Decoder(), list[RowChange](), self._sent
         messages = self._database.execute(_PEEK, (SLOT, _MESSAGES_MAX, PUBLICATION)).fetchall()
         for lsn, message in messages:

@@ -1,5 +1,5 @@
 """
-``make demo-cdc``: runs the pipeline, kills parts of it four times, and compares what comes out with the database.
+``make demo-cdc``: runs the pipeline, kills parts of it four times, and compares the result with the database.
 
 The connector is killed before it has told the database what is sent, so events are repeated; the job's driver, and
 later its Python workers, while a transaction of its output is open; the job's sidecar in the middle of a batch.
@@ -24,18 +24,18 @@ from pathlib import Path
 
 import psycopg
 
-from examples.merchant_orders.checks import (
+from examples.merchant_orders.topics import DEAD_LETTERS, RESULT, SOURCES
+from examples.merchant_orders.trial.checks import (
     dead_letter_figures,
     read_chart,
     read_database,
     repeated_events,
     result_figures,
 )
-from examples.merchant_orders.page import Story, read_totals, write_page
-from examples.merchant_orders.processes import DemoError
-from examples.merchant_orders.reader import read_topic
-from examples.merchant_orders.run import Run
-from examples.merchant_orders.topics import DEAD_LETTERS, RESULT, SOURCES
+from examples.merchant_orders.trial.page import Story, read_totals, write_page
+from examples.merchant_orders.trial.processes import DemoError
+from examples.merchant_orders.trial.reader import read_topic
+from examples.merchant_orders.trial.run import Run
 from tools.reporting.figures import Figure, Goal, format_number
 from tools.reporting.target import TargetReport, is_set
 

@@ -96,7 +96,7 @@ class Session:
     One user of the database, who commits transactions of random kinds.
 
     Args:
-        seed: Decides what is tried. What comes of it depends on the other sessions, too.
+        seed: Decides which transactions are tried. Their outcome depends on the other sessions, too.
     """
 
     def __init__(self, seed: int) -> None:

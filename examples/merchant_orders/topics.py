@@ -12,6 +12,6 @@ RESULT = "merchant-orders"
 """Orders with their merchants and refunds, by ``merchant/order``; the last record of a key counts."""
 
 DEAD_LETTERS = "dead-letters"
-"""Dirty records of the sources as they came, with where they came from and what is wrong in their headers."""
+"""Dirty records of the sources, unchanged; their headers say where they came from and why they were refused."""
 
 PARTITIONS = {MERCHANTS: 1, ORDERS: 2, REFUNDS: 1, RESULT: 2, DEAD_LETTERS: 1}

@@ -1,8 +1,8 @@
 """
 The read side: adds up the result per merchant and minute, as Parquet.
 
-``python -m examples.merchant_orders.totals --output FOLDER``. A batch job: whoever wants newer totals runs it again. It
-reads committed records only, and of each key the last one.
+``python -m examples.merchant_orders.totals --output FOLDER``. It is a batch job: run it again for newer totals. It
+reads committed records only, and the last one of each key.
 """
 
 from __future__ import annotations

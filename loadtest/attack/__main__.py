@@ -18,10 +18,11 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
 
-from loadtest.attack import bodies, forged, forks, hung, links, pages, paths, slow, smuggling, tokens, users, values
-from loadtest.attack.case import Case, Result, judge
-from loadtest.attack.other_user import IS_ROOT
-from loadtest.attack.target import Attacked
+from loadtest.attack.harness.case import Case, Result, judge
+from loadtest.attack.harness.other_user import IS_ROOT
+from loadtest.attack.harness.target import Attacked
+from loadtest.attack.peers import hung, links, slow, users
+from loadtest.attack.requests import bodies, forged, forks, pages, paths, smuggling, tokens, values
 from tools.reporting.figures import Figure, Goal
 from tools.reporting.target import TargetReport, is_set
 

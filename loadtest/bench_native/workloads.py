@@ -22,7 +22,7 @@ WINDOW_S, SLIDE_S, WAIT_S = 100, 10, 60
 
 Run = Callable[[SparkSession, int, ChangelogStateBackend], Any]
 """
-Returns one side's query over batches of so many rows; only this project's side uses the backend.
+Returns one side's query over batches of a number of rows; only this project's side uses the backend.
 
 The floor's is only its rows: `floor` follows in each batch, because Spark sorts no stream.
 """

@@ -1,5 +1,5 @@
 """
-What Spark did in a pause, by its event log: when it knew of the loss, what ran again, and what the batch's work took.
+The parts of a pause, by Spark's event log: until it knows of the loss, repeated work, and the work of the batch.
 
 No I/O. Times are milliseconds since the epoch.
 """

@@ -17,9 +17,9 @@ from loadtest.bench_recovery.processor import EXIT, FAILURE, HOST
 from loadtest.bench_recovery.query import CORES
 from tools.servers.network import Network, NetworkedHost, why_no_network
 from tools.servers.s3_server import S3Server
-from tools.servers.service_metrics import read_metric
-from tools.servers.spark_classes import class_archive, options_of_short_jvms
-from tools.servers.spark_cluster import Loopback, Machine, SparkCluster
+from tools.servers.service.metrics import read_metric
+from tools.servers.spark.classes import class_archive, options_of_short_jvms
+from tools.servers.spark.cluster import Loopback, Machine, SparkCluster
 
 BUCKET = "recovery"
 _JOB = "recovery"

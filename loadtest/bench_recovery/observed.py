@@ -1,4 +1,4 @@
-"""What was seen of a query: its outputs and batches, the gaps of its partitions, and rows that are missing. No I/O."""
+"""The observations of a query: its outputs and batches, gaps of its partitions, and missing rows. No I/O."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 
 
 class Row(NamedTuple):
-    """An output row: a key, its how many-th row it was, and where it was computed."""
+    """An output row: its key, its number among the rows of that key, and where it was computed."""
 
     key: int
     number: int
@@ -34,7 +34,7 @@ class Output(NamedTuple):
 
 @dataclass(slots=True)
 class Observed:
-    """What was seen of one query so far; times are those of the machine's monotonic clock."""
+    """The observations of one query so far; times are those of the machine's monotonic clock."""
 
     outputs: list[Output] = field(default_factory=list)
     progress: list[Mapping[str, Any]] = field(default_factory=list)

@@ -1,4 +1,4 @@
-"""What the benchmark runs: its sizes, the columns of its table, and the ways in which an executor is lost. Pure."""
+"""The plan of the benchmark: its sizes, the columns of its table, and the ways in which an executor is lost. Pure."""
 
 from __future__ import annotations
 
@@ -71,7 +71,7 @@ COLUMNS = (
 @dataclass(frozen=True, slots=True)
 class QueryPlan:
     """
-    What a driver's program is told.
+    The instructions for a driver's program.
 
     Args:
         size: The size of the run.

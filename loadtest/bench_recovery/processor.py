@@ -24,7 +24,7 @@ _BLOB_BYTES = 1000
 
 
 def blob(key: int, count: int) -> bytes:
-    """Return the kilobyte of a key that was seen so often."""
+    """Return the kilobyte of a key that was seen `count` times."""
     return hashlib.shake_128(f"{key} {count}".encode()).digest(_BLOB_BYTES)
 
 

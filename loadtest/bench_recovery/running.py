@@ -1,4 +1,4 @@
-"""Runs a column: starts its driver, loses executors, and observes what that costs."""
+"""Runs a column: starts its driver, loses executors, and observes the cost."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ class Loss:
 
 @dataclass(slots=True)
 class ColumnRun:
-    """What a column's query and its losses showed."""
+    """The observations of a column's query and of its losses."""
 
     column: Column
     size: Size
@@ -146,7 +146,7 @@ class Driver:
         return self._run.observed
 
     def wait_for(self, is_true: Callable[[Observed], bool], what: str, timeout_s: float = _TIMEOUT_S) -> None:
-        """Wait until something holds of what is observed; `RuntimeError` with the driver's log if the driver ends."""
+        """Wait for a condition on the observations; `RuntimeError` with the driver's log if the driver ends."""
         assert self._process is not None
         until = time.monotonic() + timeout_s
         while not is_true(self.look()):

@@ -28,7 +28,7 @@ _FILE_SYSTEM = "hadoop.fs.s3a"
 @dataclass(frozen=True, slots=True)
 class QueryPlan:
     """
-    What a driver's program is told.
+    The instructions for a driver's program.
 
     Args:
         is_ours: Whether the state is on this backend; else in Spark's own store with changelog checkpointing.

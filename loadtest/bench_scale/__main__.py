@@ -22,7 +22,7 @@ from tools.reporting.page import HtmlReport
 from tools.reporting.target import TargetReport, is_set
 from tools.servers.faults.store_profiles import PROFILES
 from tools.servers.s3_server import S3Server
-from tools.servers.service_process import ServiceProcess
+from tools.servers.service.process import ServiceProcess
 
 PARTITIONS = (50, 200, 4_000, 10_000)
 _UPLOADS, _UPLOADS_SHORT = 40_000, 2_000

@@ -1,4 +1,4 @@
-"""What requests to an object store cost per day, by the number of partitions. No I/O."""
+"""The cost of requests to an object store per day, by the number of partitions. No I/O."""
 
 from __future__ import annotations
 

@@ -29,7 +29,7 @@ from tools.reporting.figures import Figure
 from tools.reporting.target import TargetReport, chosen_options
 from tools.servers.faults.proxy import FaultProxy
 from tools.servers.s3_server import S3Server
-from tools.servers.service_process import ServiceProcess
+from tools.servers.service.process import ServiceProcess
 
 CHECKPOINTS, CHECKPOINTS_SHORT = 20_000, 60
 _RECORDED = {"value-state": 1_000, "sliding-window": 360}

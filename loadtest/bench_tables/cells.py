@@ -1,4 +1,4 @@
-"""The cells of the tables of durations: a way of checkpointing, on a layout, with what a recording has."""
+"""The cells of the tables of durations: a way of checkpointing, on a layout, with the sizes of a recording."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What was measured of one workload, and its figures with their goals. No I/O."""
+"""The measurements of one workload, and its figures with their goals. No I/O."""
 
 from __future__ import annotations
 
@@ -73,7 +73,7 @@ def figures_of(found: Measured) -> list[Figure]:
 
 
 def histories_of(found: Measured) -> list[History]:
-    """Return what the recording has over time: latency, objects and bytes."""
+    """Return the recording over time: latency, objects and bytes."""
     recording, name = found.recording, found.name
     markers = tuple(Marker(float(number), "materialized") for number in recording.materialized[:_MARKERS_MAX])
     latency = Series("checkpoint", list(enumerate(recording.on_ms, start=1)))

@@ -1,4 +1,4 @@
-"""The page of `make bench-tables`: what was measured beside what Flink publishes."""
+"""The page of `make bench-tables`: the measurements beside the values that Flink publishes."""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
 """
-What Flink publishes about its changelog, on and off. Values only.
+The values that Flink publishes for its changelog, on and off. Values only.
 
 Source: the post about the changelog on Flink's own site, of 30 May 2022: parallelism 50, task managers of 4 slots,
 50,000 events/s, RocksDB, S3, materialization every three minutes, 21 hours.

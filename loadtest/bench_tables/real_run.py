@@ -18,9 +18,9 @@ from dstl_service.wire import OperatorInfo
 from loadtest.bench_tables.cells import Cell
 from storage.key_groups import key_group_range
 from tools.servers.faults.proxy import FaultProxy
-from tools.servers.job_driver import JobDriver
 from tools.servers.s3_server import S3Server
-from tools.servers.service_process import ServiceProcess
+from tools.servers.service.job_driver import JobDriver
+from tools.servers.service.process import ServiceProcess
 
 _SEED = 5
 _PAUSE_S = 0.2

@@ -1,7 +1,7 @@
 """
 A real run of one workload: what each checkpoint uploads, and how large it is, with the changelog and without.
 
-With it, a job writes change sets to a service, which stores, compacts and materializes as ever, at an S3 server.
+With it, a job writes change sets to a service, which stores, compacts and materializes as usual, at an S3 server.
 Without it, a second table takes the same changes, and each of its checkpoints, made by RocksDB itself, uploads the
 SST files that the one before did not have.
 """
@@ -23,7 +23,7 @@ from backend_client.table.opening import open_advanced
 from backend_client.table.state_table import StateTable
 from dstl_service.wire import OperatorInfo
 from loadtest.bench_tables.workloads import KEY_GROUPS, SCALE, Changes, Workload
-from tools.servers.job_driver import JobDriver
+from tools.servers.service.job_driver import JobDriver
 
 _MB = 1 << 20
 _OPERATOR = OperatorInfo("op", 1, "{}", {})
@@ -90,7 +90,7 @@ class LoggedJob:
         return sum(ref.size_bytes for ref in refs)
 
     def full_bytes(self) -> int:
-        """Return the size of what the newest checkpoint restores from."""
+        """Return the size of the objects that the newest checkpoint restores from."""
         assert self.job.base is not None
         restore = self.client.restore(self.job.name, self.job.operator, KEY_GROUPS, None, self.job.base.to_text())
         with restore as frames:
@@ -146,7 +146,7 @@ def record(workload: Workload, job: LoggedJob, folder: Path, checkpoints: int, s
         checkpoints: How many are made after the tables are full.
         storage: Folder in which the S3 server keeps its objects as files.
         pace: How much faster than published the checkpoints follow each other at most: compaction and snapshots, which
-            go on beside them, take as long as ever.
+            go on beside them, take as long as usual.
     """
     found, plain = Recording(), PlainTable(folder)
     look_every = max(1, checkpoints // _LOOKS)

@@ -15,7 +15,7 @@ from loadtest.bench_tables.workloads import KEY_GROUPS, Workload
 from loadtest.service_figures.restore import restored
 from tools.servers.faults.proxy import FaultProxy
 from tools.servers.s3_server import S3Server
-from tools.servers.service_process import ServiceProcess
+from tools.servers.service.process import ServiceProcess
 
 ALWAYS_DUE = {
     "DSTL_MATERIALIZATION_LOG_FLOOR_BYTES": "1",

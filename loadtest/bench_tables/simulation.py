@@ -1,5 +1,5 @@
 """
-Checkpoints on a virtual clock: what a real run uploaded, at a store with the latencies and bandwidth of a profile.
+Checkpoints on a virtual clock: the uploads of a real run, at a store with the latencies and bandwidth of a profile.
 
 A host uploads what its subtasks have for the checkpoint, and all bytes of a host pass through one link. Change
 sets are uploaded at the checkpoint only, though a task sends five megabytes as soon as it has them. When all hosts are
@@ -136,7 +136,7 @@ def uploaded_ms(
 
 
 def plain_ms(profile: StoreProfile, objects: Iterator[Objects], checkpoints: int, seed: int) -> list[float]:
-    """Return the same for hosts that put all their objects at once, each in one attempt however long it takes."""
+    """Return the durations for hosts that put all their objects at once, each in one attempt however long it takes."""
     store, took_ms = LinkedStore(profile, Random(seed)), list[float]()
 
     async def run() -> None:
@@ -152,6 +152,6 @@ def plain_ms(profile: StoreProfile, objects: Iterator[Objects], checkpoints: int
 
 
 def _upload(one: Uploader, host: int, number: int, size_bytes: float) -> Upload:
-    """Return an upload of so many bytes that do not exist: encoding and summing them would take hours in all."""
+    """Return an upload of this many bytes, which do not exist: encoding and summing them would take hours in all."""
     one.hedging.upload_begins()
     return Upload(one, "job", f"job/segments/{host}/{number}/{int(size_bytes)}", (), [], int(size_bytes))

@@ -21,7 +21,7 @@ Changes: TypeAlias = dict[bytes, bytes | None]
 """The last value of each changed key; None is a deletion."""
 
 SCALE = 4
-"""What is measured here, times this, is what a subtask of the published run has."""
+"""The factor from the values measured here to those of a subtask of the published run."""
 EVENTS_PER_S = PUBLISHED_EVENTS_PER_S / PARALLELISM / SCALE
 KEY_GROUPS = KeyGroupRange(0, 127)
 

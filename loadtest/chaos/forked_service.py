@@ -14,8 +14,8 @@ from multiprocessing.process import BaseProcess
 from pathlib import Path
 
 from loadtest.chaos.jumping_clock import ClockOffset, install
-from tools.servers.forked import MODULES, context
-from tools.servers.socket_service import SocketService
+from tools.servers.service.forked import MODULES, context
+from tools.servers.service.on_socket import SocketService
 
 _STOP_TIMEOUT_S = 30.0
 

@@ -12,7 +12,7 @@ import signal
 import time
 from collections.abc import Mapping
 
-from tools.servers.forked import context
+from tools.servers.service.forked import context
 
 _TIMEOUT_S = 60.0
 

@@ -1,7 +1,7 @@
 """
 Compares the stored state with a driver's model, using the library's own view of a checkpoint's content.
 
-No service takes part: any later process would read the same.
+No service takes part: any later process would read this state.
 """
 
 from __future__ import annotations

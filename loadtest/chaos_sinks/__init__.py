@@ -1,1 +1,1 @@
-"""Kills at every step of publishing: what a committed reader sees equals the output of an undisturbed run."""
+"""Kills at every step of publishing: a reader of committed data sees the output of an undisturbed run."""

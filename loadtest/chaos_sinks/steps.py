@@ -23,7 +23,7 @@ DRIVER_STEPS = ("logged", "completed")
 """After the output is in the log; after the checkpoint exists, before anything is published."""
 SINK_STEPS = ("opening", "opened", "marker read", "publishing", "all read", "published")
 """In a task: before and after a slot is opened, after its marker is read, after the first and the last batch of its
-records, and after they are published, before anybody knows."""
+records, and after they are published, before the driver knows."""
 WORKER, DRIVER = "worker", "driver"
 
 
@@ -41,7 +41,7 @@ class Orders:
         return self._done(step, victim)
 
     def withdraw(self) -> None:
-        """Take back an order that nobody has taken."""
+        """Withdraw an order that no process has taken."""
         self._order.unlink(missing_ok=True)
 
     def reach(self, step: str) -> None:

@@ -51,7 +51,7 @@ class System(ABC):
 
     @abstractmethod
     def records(self) -> Records:
-        """Return what a reader of committed data sees, each key's records in order."""
+        """Return the records that a reader of committed data sees, those of each key in order."""
 
     def restart(self) -> bool:
         """Kill the system's server and start it again; return false if it has none."""

@@ -1,4 +1,4 @@
-"""Compares what a reader saw with what an undisturbed run would have published. No I/O."""
+"""Compares the records that a reader saw with those that an undisturbed run would have published. No I/O."""
 
 from __future__ import annotations
 

@@ -33,7 +33,7 @@ from tools.reporting.target import TargetReport, is_set
 from tools.servers.faults.proxy import FaultProxy
 from tools.servers.programs import ServerError
 from tools.servers.s3_server import S3Server
-from tools.servers.service_process import ServiceProcess
+from tools.servers.service.process import ServiceProcess
 
 _BUCKET = "load"
 _STOP_TIMEOUT_S = 30

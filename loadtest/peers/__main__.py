@@ -73,7 +73,7 @@ def _after_kill(engine: Engine, shape: Shape, result: Result) -> Figure:
 
 
 def _none_of(engine: Engine) -> Goal | None:
-    """Return the goal of wrong keys: what others do is reported, not judged."""
+    """Return the goal of wrong keys: other engines are reported, not judged."""
     return Goal("==", 0) if engine.name in OURS[:2] else None
 
 

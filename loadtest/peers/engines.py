@@ -1,4 +1,4 @@
-"""The engines: how each is started, and what of it is not comparable with the others."""
+"""The engines: how each is started, and its properties that are not comparable with the others'."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ class Engine:
         name: As the report has it.
         start: Returns the processes that do a job.
         share: Of the events that the fastest engines get; slow ones get less, so that all end in time.
-        differs: What is not comparable.
+        differs: Its properties that are not comparable.
         requirements: Its requirements, or an empty text for this project's own environment.
         has_kafka: Whether events and rows are in Kafka.
         tells: Whether its job tells of its rows while it makes them.

@@ -37,7 +37,7 @@ class Shape:
 @dataclass(frozen=True, slots=True)
 class Result:
     """
-    What an engine did with a shape.
+    The result of an engine for a shape.
 
     Args:
         events: How many it got.
@@ -115,7 +115,7 @@ def _job(engine: Engine, shape: Shape) -> Iterator[Job]:
 
 @contextmanager
 def _enough(engine: Engine, job: Job) -> Iterator[Callable[[], bool]]:
-    """Yield what says that all rows are there, for engines that do not end by themselves."""
+    """Yield a function that says whether all rows are there, for engines that do not end by themselves."""
     if not engine.has_kafka:
         yield lambda: False
         return

@@ -1,5 +1,5 @@
 """
-Runs the processes of one engine, and watches what they take. Processes are known by a mark in their environment.
+Runs the processes of one engine, and watches what they use. A mark in their environment identifies them.
 
 A process that outlives its parent, such as a sidecar, so counts as well, and nothing else is ever ended.
 """
@@ -41,7 +41,7 @@ class Command:
 
 @dataclass(slots=True)
 class Usage:
-    """What processes have taken: CPU in seconds, and the most memory at one time in bytes."""
+    """The resources that processes have used: CPU in seconds, and the most memory at one time in bytes."""
 
     memory_bytes: int = 0
     _cpu_s: dict[tuple[int, float], float] = field(default_factory=dict)
@@ -137,7 +137,7 @@ class Run:
             started.wait()
 
     def processes(self) -> list[psutil.Process]:
-        """Return all processes of this run that live, whoever started them."""
+        """Return all processes of this run that live, whichever process started them."""
         wanted, found = f"{MARK}={self._mark}".encode(), []
         for pid in psutil.pids():
             with suppress(OSError, psutil.NoSuchProcess):

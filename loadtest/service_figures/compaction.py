@@ -24,8 +24,8 @@ from backend_client.service.client import ServiceClient
 from dstl_service.wire import OperatorInfo
 from storage.key_groups import key_group_range
 from tools.reporting.figures import Figure, Goal
-from tools.servers.job_driver import JobDriver, restored_table
-from tools.servers.service_process import ServiceProcess
+from tools.servers.service.job_driver import JobDriver, restored_table
+from tools.servers.service.process import ServiceProcess
 
 KEYS = 2_000
 ROWS_PER_SECOND = 10_000

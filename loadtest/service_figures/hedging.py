@@ -17,9 +17,9 @@ from pathlib import Path
 from backend_client.service.client import ServiceClient
 from tools.reporting.figures import Figure, Goal, percentile
 from tools.servers.faults.proxy import FaultProxy, Rule
-from tools.servers.job_driver import JobDriver
 from tools.servers.s3_server import S3Server
-from tools.servers.service_process import ServiceProcess
+from tools.servers.service.job_driver import JobDriver
+from tools.servers.service.process import ServiceProcess
 
 DELAY_S = 5.0
 ONE_IN = 100

@@ -24,7 +24,7 @@ from loadtest.service_figures.append_load import Load, Outcome, run_load
 from tools.reporting.figures import Figure, Goal
 from tools.servers.programs import stack_folder
 from tools.servers.s3_server import S3Server
-from tools.servers.service_process import ServiceProcess
+from tools.servers.service.process import ServiceProcess
 
 BUCKET = "ingest"
 OBJECT_BYTES = 10 * 1024 * 1024

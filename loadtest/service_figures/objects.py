@@ -15,9 +15,9 @@ from backend_client.service.client import ServiceClient
 from dstl_service.wire import OperatorInfo
 from storage.key_groups import KeyGroupRange
 from tools.reporting.figures import Figure, Goal, percentile
-from tools.servers.job_driver import JobDriver
 from tools.servers.s3_server import S3Server
-from tools.servers.service_process import ServiceProcess
+from tools.servers.service.job_driver import JobDriver
+from tools.servers.service.process import ServiceProcess
 
 BUCKET = "objects"
 JOB = "objects"

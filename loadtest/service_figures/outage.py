@@ -22,9 +22,9 @@ from backend_client.service.client import ServiceClient
 from dstl_service.wire import ChangeSetRef
 from tools.reporting.figures import Figure, Goal
 from tools.servers.faults.proxy import FaultProxy, Rule
-from tools.servers.job_driver import JobDriver
 from tools.servers.s3_server import S3Server
-from tools.servers.service_process import ServiceProcess
+from tools.servers.service.job_driver import JobDriver
+from tools.servers.service.process import ServiceProcess
 
 APPENDS_PER_S = 200
 TASKS = 20

@@ -1,5 +1,5 @@
 """
-Figure 6: what the restore of a table costs, from a real S3 server and without any local copy.
+Figure 6: the cost of a table's restore, from a real S3 server and without any local copy.
 
 A table of values that do not compress is stored as a snapshot, with a log after it. New service processes, whose caches
 are empty, then restore it: once for exactly its own key groups, as after a loss, and once for half of them, as after a
@@ -25,9 +25,9 @@ from backend_client.table.state_table import StateTable
 from dstl_service.wire import CheckpointRef, OperatorInfo
 from storage.key_groups import KeyGroupRange
 from tools.reporting.figures import Figure, Goal
-from tools.servers.job_driver import ALL_KEY_GROUPS, JobDriver
 from tools.servers.s3_server import S3Server
-from tools.servers.service_process import ServiceProcess
+from tools.servers.service.job_driver import ALL_KEY_GROUPS, JobDriver
+from tools.servers.service.process import ServiceProcess
 
 BUCKET = "restore"
 VALUE_BYTES = 1024

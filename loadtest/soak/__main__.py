@@ -1,7 +1,7 @@
 """
 ``make soak``: 5,000 small batches of a real query on S3, and whether anything grows meanwhile.
 
-Two operators in a chain, one with event-time timers, on keys that come again and again, so that the state's size stays.
+Two operators in a chain, one with event-time timers, on recurring keys, so that the state's size stays constant.
 Memory of driver, JVM, workers and sidecar, the time of a batch, objects in the bucket and files on the local disk are
 measured every few batches; the last third of the run is compared with the second.
 """
@@ -32,7 +32,7 @@ BATCHES = 5_000
 _SAMPLES = 250
 _ROWS, _KEYS, _PARTITIONS = 1_000, 5_000, 4
 _SERVICE = {
-    # What takes ten minutes by default comes often enough to be the same in each third of the run.
+    # Work that runs every ten minutes by default runs often enough to be equal in each third of the run.
     "DSTL_MATERIALIZATION_INTERVAL_S": "30",
     "DSTL_RETENTION_DELAY_S": "10",
     "DSTL_GC_INTERVAL_S": "60",

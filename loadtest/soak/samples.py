@@ -1,4 +1,4 @@
-"""Samples of a long run, and whether what they measure is flat. No I/O."""
+"""Samples of a long run, and whether their measures are flat. No I/O."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ _MB = 1_000_000
 @dataclass(frozen=True, slots=True)
 class Sample:
     """
-    What was there after a batch.
+    The measurements after a batch.
 
     Args:
         batch: The batch's number.
@@ -41,7 +41,7 @@ class Sample:
 
 
 def measured(samples: Sequence[Sample]) -> dict[str, tuple[str, list[float]]]:
-    """Return what all samples measure, by name: the unit, and a value per sample."""
+    """Return the measures of all samples, by name: the unit, and a value per sample."""
     kinds = sorted({kind for sample in samples for kind in sample.memory_bytes})
     memory = {
         f"memory (RSS) of {kind}": ("MB", [sample.memory_bytes.get(kind, 0) / _MB for sample in samples])

@@ -34,7 +34,7 @@ from tools.spark_session import EXECUTORS_DIE, TWO_EXECUTORS, start_session
 OPERATOR = "Totals"
 MAX_PARALLELISM = 128
 FORK = "-fork"
-"""What the name of a job's fork adds to that of the job."""
+"""The suffix that the name of a job's fork adds to that of the job."""
 HELD_BACK = "last.json"
 """The file that a job with options gets last, before it has its name in the folder of the input."""
 

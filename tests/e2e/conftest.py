@@ -20,7 +20,7 @@ from backend_client.service.job_session import JobSession
 from backend_client.service.launcher import run_detached
 from storage.errors import LostChangesError
 from tests.sidecars import end_sidecars
-from tools.servers.forked import ForkedCommand, can_be_forked
+from tools.servers.service.forked import ForkedCommand, can_be_forked
 from tools.spark_session import FORKED_WORKERS, start_session
 
 # By default a table is materialized at a random time, but tests count objects. A test that needs it enables it.

@@ -10,7 +10,7 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Self
 
-from tools.servers.service_process import ServiceProcess
+from tools.servers.service.process import ServiceProcess
 
 _LENGTH = re.compile(rb"content-length: *([0-9]+)", re.IGNORECASE)
 

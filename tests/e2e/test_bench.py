@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from tools.servers.spark_classes import class_archive
+from tools.servers.spark.classes import class_archive
 
 pytestmark = pytest.mark.spark
 

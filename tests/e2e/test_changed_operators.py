@@ -43,8 +43,8 @@ def test_operators_are_renamed_removed_and_added(
     """
     I14: a renamed operator goes on with its state and its tables on disk, also with another parallelism.
 
-    A removed one that comes back begins anew, although a host still has its tables. After a rewind to before all that,
-    the program of then goes on. Without the settings, nothing happens.
+    A removed one that comes back begins with an empty state, although a host still has its tables. After a rewind to
+    before all that, the program of then goes on. Without the settings, nothing happens.
     """
     storage, collected = f"file://{tmp_path / 'store'}", Collected()
 

@@ -36,7 +36,7 @@ from tests.e2e.support import expected_output, expected_state, random_input, sto
 from tests.e2e.test_chaos import Rows, executed_batches
 from tests.sidecars import end_sidecars
 from tests.support.seeds import chosen_seed
-from tools.servers.spark_cluster import Loopback, SparkCluster
+from tools.servers.spark.cluster import Loopback, SparkCluster
 
 pytestmark = [pytest.mark.e2e, pytest.mark.timeout(3000)]
 

@@ -29,7 +29,7 @@ from tests.support.machine import Network
 from tests.waiting import wait_until
 from tools.servers.network import NetworkedHost
 from tools.servers.programs import free_port
-from tools.servers.spark_cluster import SparkCluster
+from tools.servers.spark.cluster import SparkCluster
 
 pytestmark = pytest.mark.e2e
 

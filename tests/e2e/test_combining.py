@@ -146,7 +146,7 @@ class Twice:
 
 
 def ms(second: int) -> int:
-    """Return the time so many seconds after BEGIN."""
+    """Return the time this many seconds after BEGIN."""
     return round((BEGIN + second * SECOND).timestamp() * 1000)
 
 
@@ -198,7 +198,7 @@ def test_sums_may_leave_their_type_on_the_way(spark: SparkSession) -> None:
 def test_other_rows_are_not_combined(
     spark: SparkSession, keys: tuple[str, ...], aggregations: tuple[Aggregation, ...], windows: Windows | None
 ) -> None:
-    """What Spark cannot compute in place, or would compute differently, comes row by row."""
+    """Values that Spark cannot compute in place, or would compute differently, come row by row."""
     frame = spark.createDataFrame([], f"{SCHEMA}, n array<int>").withWatermark("at", "1 second")
     plan = ColumnarPlan.of(Aggregate(*aggregations, windows=windows), "Update", frame.schema, keys)
     assert combining_of(plan) is None

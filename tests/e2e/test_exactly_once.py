@@ -135,7 +135,7 @@ def test_a_query_can_be_stopped_while_its_sink_is_away(
     handle = spark.streams.get(str(query.id))
     assert handle is not None
     handle.stop()
-    with pytest.raises(UnavailableError, match="is kept in the log; mend the cause"):
+    with pytest.raises(UnavailableError, match="is kept in the log; fix the cause"):
         query.stop()
     assert not query.isActive
     down.unlink()
@@ -362,7 +362,7 @@ class LosesItsShuffle:
 
 
 def test_rows_that_moved_are_written_at_most_once(spark: SparkSession, make_backend: Backends, tmp_path: Path) -> None:
-    """Spark repeats a whole stage whose shuffle is lost, with tasks that count their attempts anew."""
+    """Spark repeats a whole stage whose shuffle is lost, with tasks that count their attempts from the start."""
     write_input(tmp_path / "in", [[(f"key-{number}", 1.0) for number in range(40)]])
     folder = Path(spark.sparkContext.getConf().get("spark.local.dir", ""))
     function = LosesItsShuffle(tmp_path / "written", list(folder.glob("blockmgr-*")))

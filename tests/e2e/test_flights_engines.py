@@ -8,11 +8,11 @@ from pathlib import Path
 
 import pytest
 
-from examples.flights import ENGINES
-from examples.flights_answer import answer, differences
-from examples.flights_data import prepare, read_flights, read_weather
-from examples.flights_files import RouteFiles, read_lines
-from examples.flights_processes import ROOT, Layout, stop_sidecar
+from examples.flights.answer import answer, differences
+from examples.flights.data import prepare, read_flights, read_weather
+from examples.flights.files import RouteFiles, read_lines
+from examples.flights.job import ENGINES
+from examples.flights.processes import ROOT, Layout, stop_sidecar
 
 FILES = 4
 
@@ -24,7 +24,7 @@ def test_engine_gives_batch_answer(local_dir: Path, engine: str) -> None:
     flights, weather = read_flights().iloc[:12_000], read_weather().iloc[:1_200]
     layout = Layout(local_dir)
     prepare(layout.data, flights, weather, FILES)
-    command = [sys.executable, "-m", "examples.flights", "--engine", engine]
+    command = [sys.executable, "-m", "examples.flights.job", "--engine", engine]
     for name in ("data", "checkpoint", "output", "storage", "local_dir", "events", "figures"):
         command += [f"--{name.replace('_', '-')}", str(getattr(layout, name))]
     try:

@@ -155,7 +155,7 @@ def test_tasks_that_wait_for_others_keep_their_places(spark: SparkSession) -> No
 
 
 def test_error_within_an_expression_is_dropped(spark: SparkSession) -> None:
-    """What executors rehearse makes one of Spark's own errors in each row, and yields no error."""
+    """The rehearsal of executors makes one of Spark's own errors in each row, and yields no error."""
     rows = spark.range(0, 3, 1, 1)
     assert [row.x for row in rows.selectExpr(f"{failing('id')} as x").collect()] == [True] * 3
     with pytest.raises(PySparkException, match="CONVERSION_INVALID_INPUT"):
@@ -163,7 +163,7 @@ def test_error_within_an_expression_is_dropped(spark: SparkSession) -> None:
 
 
 def test_executor_can_be_given_up(spark: SparkSession) -> None:
-    """What gives an executor up exists, although a local master has none."""
+    """The interface that gives an executor up exists, although a local master has no executors."""
     jvm = session.jvm_of(spark)
     backend = jvm.java.lang.Class.forName("org.apache.spark.scheduler.cluster.CoarseGrainedSchedulerBackend")
     kinds = [
@@ -556,7 +556,7 @@ class Uncaught:
         self.found.append(f"{thread.getName()}: {error.getClass().getName()}")
 
     class Java:
-        """What this is in the JVM."""
+        """Its counterpart in the JVM."""
 
         implements: ClassVar[list[str]] = ["java.lang.Thread$UncaughtExceptionHandler"]
 

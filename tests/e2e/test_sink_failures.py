@@ -1,5 +1,5 @@
 """
-Causes outside the query that keep Kafka from taking output: mended while the query runs, nothing is lost.
+Causes outside the query that keep Kafka from taking output: nothing is lost if they are fixed while it runs.
 
 ``make outages`` runs the outages longer than every time-out of the sink.
 """

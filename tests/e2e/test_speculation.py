@@ -13,7 +13,7 @@ import pytest
 
 from tests.e2e.speculation_program import FILES
 from tests.sidecars import end_sidecars
-from tools.servers.spark_cluster import Loopback, SparkCluster
+from tools.servers.spark.cluster import Loopback, SparkCluster
 
 pytestmark = [pytest.mark.e2e, pytest.mark.timeout(300)]
 

@@ -18,7 +18,7 @@ pytestmark = [pytest.mark.e2e, pytest.mark.timeout(600)]
 WAYS = ("process killed", "host cut off") if why_no_network() is None else ("process killed",)
 """A host can be cut off only where network namespaces can be made."""
 HELD_MB = 1.0
-"""What the tables hold that run on one host."""
+"""The content of the tables of one host."""
 
 
 def test_lost_executor_costs_no_restore(tmp_path: Path) -> None:

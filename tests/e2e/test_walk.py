@@ -45,7 +45,7 @@ def test_no_file_is_entered_twice(way: list[Stop]) -> None:
 
 def test_design_draws_each_file(way: list[Stop]) -> None:
     """The drawing in the design names the files of the trace."""
-    drawing = DESIGN.partition("## The way of a change")[2].partition("## Where to find it")[0]
+    drawing = DESIGN.partition("## The path of a change")[2].partition("## Where to find it")[0]
     missing = [file for file in files_of(way, LEGS) if Path(file).stem not in drawing]
     # Tests store to a folder, production to S3.
     assert missing == ["storage/local_store.py"]

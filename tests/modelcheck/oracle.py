@@ -44,7 +44,7 @@ Table = dict[bytes, bytes]
 
 @dataclass
 class Knowledge:
-    """What the oracles of a job and of its forks know together: indexes, contents and manifests of all of them."""
+    """The shared knowledge of the oracles of a job and of its forks: indexes, contents and manifests of all of them."""
 
     indexes: dict[str, MaterializationIndex] = field(default_factory=dict)
     contents: dict[ChangeSetId, Table] = field(default_factory=dict)

@@ -26,8 +26,8 @@ from storage.object_store import ObjectData, joined
 
 ON, DEATH, REFUSED, LOST, LATE = ":", "!", "~", "?", "&"
 """
-What a schedule does with an actor: it continues; its process dies; or its call fails without effect, after its effect,
-or before an effect that comes at any later time, as that of a request which stood still on its way.
+A schedule's decision about an actor: it continues; its process dies; or its call fails without effect, after its
+effect, or before an effect that comes at any later time, as that of a request which stood still on its way.
 """
 FAULTS = (REFUSED, LOST, LATE)
 _CHANGES = ("put ", "delete ")

@@ -67,7 +67,7 @@ def report(name: str, failure: Failure | None) -> None:
 
 
 def check(name: str, schedules: int, **limits: int) -> None:
-    """Explore so many schedules of a history, or its share of them, within limits; or run the one that is chosen."""
+    """Explore some schedules of a history, or its share of them, within limits; or run the one that is chosen."""
     make = HISTORIES[name].maker()
     if SCHEDULE is not None:
         report(name, replay(make, SCHEDULE))

@@ -10,7 +10,7 @@ from dstl_service.repair.fsck import check_job
 from dstl_service.repair.rebuild import rebuild_registry
 from storage.clock import SystemClock, SystemIds
 from storage.open import open_store
-from tools.servers.service_process import ServiceProcess
+from tools.servers.service.process import ServiceProcess
 
 
 def newest_after_a_rebuild(service: ServiceProcess, folder: Path) -> Manifest:

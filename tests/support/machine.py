@@ -1,5 +1,5 @@
 """
-What only root can make: a disk that fills up, and a host that can be cut off without a word.
+Things that only root can make: a disk that fills up, and a host that can be cut off silently.
 
 A disk may also be mounted by sudo. Without the right to make a host, a test is skipped and says so; CI refuses that.
 """

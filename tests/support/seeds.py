@@ -1,8 +1,8 @@
 """
 Chooses what a test with drawn events is drawn from.
 
-Continuous integration repeats itself, so that it judges the change and not the draw. Everywhere else each run draws
-anew, as do `make modelcheck` and `make chaos`; what they find is kept as a test.
+Continuous integration repeats itself, so that it judges the change and not the draw. Everywhere else each run draws new
+values, as do `make modelcheck` and `make chaos`; what they find is kept as a test.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 """
 ``make report``: one page of all measurements, ``reports/report.html``, from what the other commands have left.
 
-With RUN it runs commands first, one after the other, and writes the page anew after each: RUN=bench-tails,load runs
-these, RUN=missing all that have left nothing. SHORT=1 and the like go on to them.
+With RUN it runs commands first, one after the other, and writes the page again after each: RUN=bench-tails,load runs
+these, RUN=missing all that have left no report. SHORT=1 and the like go on to them.
 """
 
 from __future__ import annotations

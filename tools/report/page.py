@@ -62,7 +62,9 @@ def _add(page: HtmlReport, found: Found) -> None:
     for history in found.histories:
         page.add_plot(history.svg())
     page.add_stored_figures([(row.name, row.value, row.unit, row.goal, row.holds) for row in found.rows])
-    page.add_note("With what this was made is not recorded." if found.about is None else as_text(found.about))
+    page.add_note(
+        "The versions and the machine of this run are not recorded." if found.about is None else as_text(found.about)
+    )
 
 
 def _rows(measured: Sequence[Found]) -> list[dict[str, Any]]:

@@ -1,4 +1,4 @@
-"""Reads what a make target has left in the folder of reports. Files may be absent, cut off or of another kind."""
+"""Reads the files of a make target in the folder of reports. They may be absent, cut off or of another kind."""
 
 from __future__ import annotations
 
@@ -40,12 +40,12 @@ class Row:
 @dataclass(frozen=True, slots=True)
 class Found:
     """
-    What is there of a target.
+    The results of a target, as far as they exist.
 
     Args:
         target: The make target.
         rows: Its figures; None if it has not run, or its report cannot be read.
-        about: With what it was made; None if that was not recorded.
+        about: The versions and the machine of the run; None if that was not recorded.
         histories: What it has recorded over time.
         problem: Why something cannot be shown, or an empty text.
     """

@@ -43,7 +43,7 @@ _SECTIONS = (
     Section("Against what else one could use", "The same job in other engines.", ("bench-peers",)),
     Section(
         "Correctness",
-        "What was killed, attacked and compared, and what that found.",
+        "Kills, attacks and comparisons, and their findings.",
         ("chaos", "chaos-service", "chaos-sinks", "chaos-blocks", "attack", "differential", "mutants", "test-versions"),
     ),
 )
@@ -57,6 +57,6 @@ def sections(targets: Sequence[str] = TARGETS) -> list[Section]:
         for section in _SECTIONS
     ]
     others = Section(
-        "Others", "Demos, and what has no section of its own.", tuple(t for t in targets if t not in known)
+        "Others", "Demos, and targets without a section of their own.", tuple(t for t in targets if t not in known)
     )
     return [section for section in [*found, others] if section.targets]

@@ -1,4 +1,4 @@
-"""What a report was made with: the command, when, the versions and the machine."""
+"""The origin of a report: the command, the time, the versions and the machine."""
 
 from __future__ import annotations
 

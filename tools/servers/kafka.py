@@ -163,7 +163,7 @@ class KafkaCluster:
         return int(found.topics[topic].partitions[partition].leader)
 
     def wait_for(self, brokers: int) -> None:
-        """Wait until so many brokers serve; `ServerError` if they do not."""
+        """Wait until this number of brokers serves; `ServerError` if they do not."""
         deadline = time.monotonic() + _CLUSTER_TIMEOUT_S
         admin = self._admin()
         while time.monotonic() < deadline:

@@ -20,8 +20,8 @@ from tools.servers.kafka import broker_jars, connector_jars
 from tools.servers.postgres import postgres_program
 from tools.servers.programs import ServerError
 from tools.servers.s3_server import s3_program
-from tools.servers.spark_classes import class_archive
-from tools.servers.worker_modules import compile_worker_modules
+from tools.servers.spark.classes import class_archive
+from tools.servers.spark.worker_modules import compile_worker_modules
 
 SERVERS: dict[str, Callable[[], object]] = {
     "archive of Spark's classes": class_archive,  # the longest

@@ -89,7 +89,7 @@ def _quiet_ports() -> range:
 
 
 class Process(Protocol):
-    """What ends a process: `subprocess.Popen` is one."""
+    """An object that can end a process, such as `subprocess.Popen`."""
 
     def send_signal(self, sent: Any, /) -> None: ...
 

@@ -17,10 +17,10 @@ from pathlib import Path
 from typing import Self
 
 from backend_client.service.client import ServiceClient
-from tools.servers.advertised_service import AdvertisedService
 from tools.servers.s3_server import S3Server
-from tools.servers.service_process import ServiceProcess
-from tools.servers.spark_cluster import SparkCluster
+from tools.servers.service.advertised import AdvertisedService
+from tools.servers.service.process import ServiceProcess
+from tools.servers.spark.cluster import SparkCluster
 
 WORKERS = 2
 _BUCKET = "state"

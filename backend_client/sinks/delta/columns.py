@@ -143,8 +143,8 @@ def _check_partitions(columns: pa.Schema, partition_by: Sequence[str]) -> None:
     """
     Raise `InvalidInputError` for partition columns whose values readers would not understand.
 
-    The library writes -1.05 as ``-1.-5``: no reader could open the table any more. Of bytes readers see the escapes.
-    Moments it writes in UTC without saying so: to Spark they are then those of its session's time zone.
+    The library writes -1.05 as ``-1.-5``: no reader could open the table any more. For bytes, readers see the escapes.
+    It writes timestamps in UTC without saying so; Spark then reads them in its session's time zone.
     """
     for name in partition_by:
         given = columns.field(name).type

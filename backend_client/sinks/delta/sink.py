@@ -37,7 +37,7 @@ from storage.errors import DstlError, FencedError, InvalidInputError, Unavailabl
 from storage.open import open_store
 
 _CREATED_WITH = {"delta.checkpointInterval": "10"}
-"""Whoever opens the table reads all commits since the last checkpoint of its log."""
+"""A reader that opens the table reads all commits since the last checkpoint of its log."""
 _COMMIT_RETRIES = 100
 """How many commits of others may come between; each try is one small PUT."""
 _Compression = Literal["ZSTD", "SNAPPY", "GZIP", "UNCOMPRESSED"]
@@ -46,7 +46,7 @@ _ROW_GROUP_BYTES = 64 << 20
 _UNUSABLE = re.compile(r"%[0-9A-Fa-f]{2}|[\[\]^|\\\x00-\x1f\x7f]")
 """With these in a folder's name the library makes empty commits, but panics, or uses another folder, to write files."""
 _FLUSHED_AFTER_S = 3600.0
-"""What is older is on the disk: systems write it after half a minute."""
+"""Older files are on the disk: systems write them after half a minute."""
 _ENDPOINT_NAMES = ("aws_endpoint_url_s3", "aws_endpoint_url", "endpoint_url", "aws_endpoint", "endpoint")
 _SECRETS = ("aws_access_key_id", "access_key_id", "aws_session_token", "token")
 
@@ -150,7 +150,7 @@ class DeltaSink(Sink):
         if self.is_local or any(name.lower() in _SECRETS for name in self.storage_options):
             return
         endpoint = self._endpoint()
-        # In a hidden folder: readers leave out what begins with an underscore.
+        # In a hidden folder: readers skip names that begin with an underscore.
         store = open_store(f"{self.path.rstrip('/')}/_dstl", **({"endpoint_url": endpoint} if endpoint else {}))
         try:
             store.check_writable()
@@ -232,7 +232,8 @@ class _DeltaPublisher(SlotPublisher):
         Check that readers see the commit.
 
         A process that stands still between choosing a number and putting the commit may come so late that the log has
-        been cleaned: then the number is free again, and its commit is behind the log's checkpoint, where nobody looks.
+        been cleaned: then the number is free again, and its commit lies before the log's checkpoint, where no reader
+        looks.
         """
         newest = self._sink.table()
         if newest.version() != self._table.version() and stored_marker(newest, self._slot) != marker:
@@ -299,12 +300,12 @@ def _commit_file(folder: Path, version: int) -> Path:
 
 
 def _actions(commit: Path) -> list[dict[str, Any]]:
-    # Of bytes, only the ends of lines end one; those of a text are in values, too: U+2028 stands for itself in JSON.
+    # Bytes are split at line ends only; text would also be split within values, since U+2028 stands for itself in JSON.
     return [json.loads(line) for line in commit.read_bytes().splitlines()]
 
 
 def _flush(folder: Path, version: int) -> None:
-    """Write a commit and its files to the disk, which the library does not: the log gives up what is published."""
+    """Flush a commit and its files to the disk, which the library does not do: the log gives up published output."""
     commit = _commit_file(folder, version)
     actions = _actions(commit)
     files = [folder / unquote(action["add"]["path"]) for action in actions if "add" in action]

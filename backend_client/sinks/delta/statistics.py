@@ -3,8 +3,8 @@ Columns of which a table has no statistics, because readers would miss rows by t
 
 Readers skip files by the least and the greatest value of a column. The library writes both as JSON: decimals are
 rounded, infinities become null, with which no comparison holds, and NaN is left out, which Spark takes for the greatest
-number. A file alone cannot go without: to some readers missing values are null, too. So the table's properties say it,
-and the files of such a table have no statistics of floats either.
+number. A single file cannot omit them, because some readers take missing values for null. So the table's properties
+turn them off, and the files of such a table have no statistics of floats either.
 """
 
 from __future__ import annotations

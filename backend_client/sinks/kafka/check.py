@@ -22,7 +22,7 @@ _BATCH_BYTES = 1_000_000
 
 class ClusterCheck:
     """
-    Compares a sink's options with what the brokers allow. What this user may not read is not compared.
+    Compares a sink's options with what the brokers allow. Limits that this user may not read are not compared.
 
     Args:
         connection: Options of any client.

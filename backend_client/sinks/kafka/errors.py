@@ -46,7 +46,7 @@ ADVICE: dict[int, str] = {
 
 
 class ConnectionErrors:
-    """Remembers why a client was refused by a broker: its calls only say that nobody answered."""
+    """Remembers why a client was refused by a broker: its calls only say that there was no answer."""
 
     def __init__(self) -> None:
         self._refusal: KafkaError | None = None
@@ -65,7 +65,7 @@ class Polled(Protocol):
     """A client that tells events when it is asked for them."""
 
     def poll(self, timeout: float, /) -> object:
-        """Tell what there is."""
+        """Report the pending events."""
 
     def abort_transaction(self, timeout: float, /) -> object:
         """Abort the transaction."""

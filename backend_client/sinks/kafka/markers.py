@@ -144,7 +144,7 @@ def _last(consumer: Consumer, begin: TopicPartition, high: int, key: bytes, time
 
     A committed record is not seen while a transaction is open that began before it, such as one of another job that
     shares the topic. So the end is that of all records, which is waited for. A new leader of the partition may know an
-    earlier end for a moment, and answers as if that were all; it does not so when it is asked for the end, `high`.
+    earlier end for a moment, and answers as if that were all; it does not when it is asked for the end, `high`.
     """
     consumer.assign([begin])
     deadline, last, end = time.monotonic() + timeout_s, None, None

@@ -76,7 +76,7 @@ class KafkaSink(Sink):
         self._check_transactional_id(slots[0])
 
     def open(self, slot: Slot) -> SlotPublisher:
-        """Open a slot; the brokers abort what its publisher before left unfinished, and refuse the rest of it."""
+        """Open a slot; the brokers abort its previous publisher's open transaction, and refuse that publisher."""
         return self._open(slot, f"{_transactional_prefix(slot)}-{slot.number}")
 
     def _open(self, slot: Slot, transactional_id: str) -> _KafkaPublisher:
@@ -204,7 +204,7 @@ class _KafkaPublisher(SlotPublisher):
         with suppress(KafkaException):
             self._producer.poll(0)  # lets the client report events
         cause = self._connection_errors.cause_of(self._refused if self._refused is not None else cause)
-        advice = ADVICE.get(cause.code(), "check the brokers; it is tried again")
+        advice = ADVICE.get(cause.code(), "check the brokers; publishing is retried")
         topic = self._sink.topic or "(column topic)"
         return UnavailableError(f"Kafka refused output for topic {topic!r}: {cause.str()}; {advice}")
 
@@ -235,7 +235,7 @@ def _header(item: Mapping[str, Any] | None) -> tuple[str, Any]:
     if item is None or item["key"] is None:
         raise UnavailableError("a row has a header without a key, which Kafka does not take")
     if "\0" in item["key"]:
-        # The client would cut the key off there, without a word.
+        # The client would silently cut the key off there.
         raise UnavailableError(
             f"a row has a header whose key {item['key']!r} has the character NUL (0x00), which the client does not "
             "write; remove it in the query"

@@ -124,7 +124,7 @@ def check_still_fits(
     delete_when: str | None,
 ) -> None:
     """
-    Check, in the transaction that writes, what the server would do in silence to a table that was altered since.
+    Check, in the transaction that writes, that a table which was altered since still takes the values unchanged.
 
     Values would be rounded, moved to another time zone or cut off, rows would be lost with the server, and each batch
     would add another row for a key that is null.
@@ -168,7 +168,7 @@ def check_markers(connection: psycopg.Connection, markers: str, name: str) -> bo
         name: The table as the user named it.
 
     Raises:
-        InvalidInputError: It cannot be used, or is of a user whom nobody has trusted with the sink's rights: a table's
+        InvalidInputError: It cannot be used, or belongs to a user who is not trusted with the sink's rights: a table's
             triggers and constraints run with the rights of the user who writes to it.
     """
     found = connection.execute(_MARKERS, [markers]).fetchone()

@@ -2,8 +2,8 @@
 Ends a session whose server hangs.
 
 A statement may take long, so a session waits for its answer without a limit, as long as the server's host acknowledges
-what was sent. But the server may hang, or be gone behind a proxy that keeps the connection. New sessions tell. A pooler
-logs them in itself, so they ask something.
+what was sent. But the server may hang, or be gone behind a proxy that keeps the connection. A new session shows which
+is the case. A pooler accepts a login itself, so the new session also sends a query.
 """
 
 from __future__ import annotations
@@ -79,7 +79,7 @@ def _is_silent(connect: Callable[[], psycopg.Connection]) -> bool:
 
 
 def _descriptor(connection: psycopg.Connection) -> socket.socket:
-    """Return one of its own: the session's may be closed, and its number used by others, while a look takes time."""
+    """Return a duplicate: the session's own may be closed, and its number reused, while a check takes time."""
     return socket.socket(fileno=os.dup(connection.fileno()))
 
 

@@ -120,7 +120,7 @@ class PostgresSink(Sink):
         options: dict[str, Any] = {**_CONNECTION, **conninfo_to_dict(self.conninfo), "application_name": name}
         # A pooler's session may have a prepared statement of this name from another one.
         connection = psycopg.connect(make_conninfo(**options), autocommit=True, prepare_threshold=None)
-        # Whatever is the server's default: a look at the table after the rows must see it as it is then.
+        # Whatever the server's default is: a check of the table after the rows must see its present state.
         connection.isolation_level = psycopg.IsolationLevel.READ_COMMITTED
         return connection
 
@@ -208,7 +208,7 @@ class _PostgresPublisher(SlotPublisher):
         return FencedError(f"slot {self._slot.number} of sink {self._slot.sink!r} was opened by another publisher")
 
     def _is_overtaken(self) -> bool:
-        """Look in a session of its own; no answer is a no."""
+        """Ask in a session of its own; no answer counts as no."""
         query = sql.SQL("select opened from {} where (sink, job_uid, slot) = (%s, %s, %s)")
         with suppress(psycopg.Error), self._sink.look() as connection, ended_without_answer(connection):
             row = connection.execute(query.format(_name(self._sink.markers)), self._key).fetchone()
@@ -226,7 +226,7 @@ class _PostgresPublisher(SlotPublisher):
                 count += self._merge(names, noting_nulls(batches, self._sink.key, null_keys))
             else:
                 count += self._copy(_name(self._sink.table), names, batches)
-            self._check_table(columns, null_keys)  # only now nobody can alter it
+            self._check_table(columns, null_keys)  # from here on it cannot be altered
         return count
 
     def _check_table(self, columns: pa.Schema, null_keys: Collection[str] = ()) -> None:
@@ -316,10 +316,10 @@ def _told(table: str) -> Iterator[None]:
             "22": "the table cannot hold a value of the result: change the column's type, or the query",
             "23": "a row violates a constraint of the table: change the constraint, or remove what it collides with",
             "28": "check user and password",
-            "40": "it met another transaction, and is tried again",
+            "40": "it met another transaction, and is retried",
             "42": "check the table and the rights of the sink's user",
             "53": "the server has no space, memory or connections left",
-        }.get(state[:2], "it is tried again")
+        }.get(state[:2], "publishing is retried")
         raise UnavailableError(f"PostgreSQL refused output for table {table}: {_text(error)}; {advice}") from error
 
 

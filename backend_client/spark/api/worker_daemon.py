@@ -52,8 +52,8 @@ def _forget_zip_finders() -> None:
     """
     Forget the finders of modules in zip files; the next import makes those that it needs.
 
-    A worker's first task has all finders look again. In Spark's own zip, each package's reads the whole index for that,
-    which would take a worker longer than everything else until it runs its task.
+    A worker's first task invalidates all finders. In Spark's own zip, the finder of each package then reads the whole
+    index, which would take a worker longer than everything else until it runs its task.
     """
     for path, finder in list(sys.path_importer_cache.items()):
         if isinstance(finder, zipimport.zipimporter):

@@ -109,7 +109,8 @@ class StatefulStreamWriter:
         """
         Set the trigger as in Spark: ``processingTime``, ``availableNow`` or ``once``.
 
-        With the latter two a batch waits for all tables, whatever `failover` is: no later batch would run what waits.
+        With ``availableNow`` and ``once`` a batch waits for all tables, whatever `failover` is: no later batch would
+        run waiting rows.
         """
         if kwargs.get("continuous") is not None:
             raise InvalidInputError(

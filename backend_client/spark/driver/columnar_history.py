@@ -1,4 +1,4 @@
-"""What a batch of a columnar operator tells the next one. No I/O."""
+"""Facts that a batch of a columnar operator passes to the next one. No I/O."""
 
 from __future__ import annotations
 

@@ -1,11 +1,11 @@
 """
-What a query's partitions do while their tables are being restored, batch by batch.
+The treatment of a query's partitions while their tables are being restored, batch by batch.
 
-A task whose table is not there within its patience leaves its partition *stalled*: its rows are set aside, or it had
-none. Its table is then restored beside the batches, and the first batch that finds it runs what waits before its own
-rows. What waits is what the newest checkpoint lists, so a batch that is executed again begins with the same.
+A task whose table is not ready within its patience leaves its partition *stalled*: its rows are set aside, or it had
+none. Its table is then restored beside the batches, and the first batch that finds it runs the waiting rows before its
+own. The newest checkpoint lists the waiting rows, so a batch that is executed again begins with the same ones.
 
-A query's first batch and one with another parallelism wait for all tables: whatever waits is run there.
+A query's first batch and one with another parallelism wait for all tables: all waiting rows run there.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ class BatchMustWaitError(Exception):
 
 @dataclass(slots=True)
 class _Known:
-    """What is known of an operator's partitions from its newest batch."""
+    """The state of an operator's partitions after its newest batch."""
 
     losses: LossWindow
     parallelism: int = 0
@@ -85,7 +85,7 @@ class Failover:
         must_wait: bool,
     ) -> BatchFailover:
         """
-        Begin a try of a batch; wait for the restores beside the batches if it runs whatever waits.
+        Begin a try of a batch; wait for the restores beside the batches if it runs all waiting rows.
 
         Args:
             checkpoint_id: The batch.
@@ -201,7 +201,7 @@ class BatchFailover:
         return TaskFailover(companion, patiences, waiting)
 
     def for_second_pass(self, info: OperatorInfo, watermark_ms: int) -> TaskFailover:
-        """Return the same for the second pass: stalled partitions stay so, unless they got rows or have what is due."""
+        """Return the instructions for the second pass: stalled partitions without rows or due work stay stalled."""
         stalled = [
             receipt.partition
             for receipt in self._stalled(info.name)
@@ -273,7 +273,7 @@ class BatchFailover:
 
     @property
     def rows_lost(self) -> int:
-        """Number of rows of the batch that are lost unless somebody asks for them."""
+        """Number of rows of the batch that are lost unless a start asks for them."""
         return sum(map(self._lost, self._infos))
 
     def completed(self) -> None:
@@ -303,7 +303,7 @@ class BatchFailover:
         return to_run(waiting, self._query.key_groups(info, partition), with_lost=self._replays)
 
     def _added(self, info: OperatorInfo, receipt: Receipt, closed_ms: int | None) -> Iterable[RowsSetAside]:
-        """Yield what a stalled partition adds to what waits."""
+        """Yield the waiting entries that a stalled partition adds."""
         key_groups, until_ms = self._query.key_groups(info, receipt.partition), max(self._watermark_ms, closed_ms or 0)
         at = self._time
         entry = RowsSetAside(

@@ -5,8 +5,8 @@ Such a host closes no connection, so Spark itself waits for its time-outs, which
 JVM. The sidecar of each host sends a heartbeat over its link; after three that did not come the coordinator lists the
 host, and the driver asks for that list. A process that dies closes its connections, and Spark knows at once.
 
-If several hosts fall silent and at most one other is left, it is rather the driver's host that is cut off: no executor
-is given up then, as the links are back sooner than lost tables. Spark's own time-outs decide.
+If several hosts fall silent and at most one other is left, the driver's host is more likely the one that is cut off: no
+executor is given up then, as the links are back sooner than lost tables. Spark's own time-outs decide.
 """
 
 from __future__ import annotations
@@ -129,7 +129,7 @@ class HostWatch:
 
 
 def is_driver_cut_off(hosts: int, silent: int) -> bool:
-    """Return whether the driver's host is rather cut off than its executors' hosts, of which some are silent."""
+    """Return whether the driver's host seems cut off, rather than those of its executors' hosts that are silent."""
     return silent >= 2 and hosts - silent <= 1
 
 

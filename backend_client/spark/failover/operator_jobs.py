@@ -1,7 +1,7 @@
 """
 The jobs of a batch's operators, which are given up when a host falls silent, so that the batch is executed again.
 
-What tasks of that host have changed is lost with its sidecar, so the batch must be repeated anyway. And tasks that
+The changes of that host's tasks are lost with its sidecar, so the batch must be repeated anyway. And tasks that
 Spark runs again within the same stage ask that host for rows, for seconds, over connections that nobody has closed.
 """
 

@@ -2,7 +2,7 @@
 Has executors load what Spark needs when a task fails, before one does.
 
 The first error in a JVM reads the texts of all of Spark's errors: half a second of processor time, in all executors at
-once, when they cannot read the rows of a lost one and everybody waits for them.
+once, when they cannot read the rows of a lost one and the whole query waits for them.
 """
 
 from __future__ import annotations

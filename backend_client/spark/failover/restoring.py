@@ -69,7 +69,7 @@ class Restoring:
                 raise UnavailableError("the query ends while tables are being restored; rows that wait for them stay")
 
     def close(self) -> None:
-        """Begin no further restore, and let nobody wait."""
+        """Begin no further restore, and end all waits."""
         with self._changed:
             self._is_closed = True
             self._changed.notify_all()

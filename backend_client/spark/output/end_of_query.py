@@ -17,7 +17,7 @@ def await_end(query: StreamingQuery, stopping: Callable[[], None]) -> None:
     Args:
         query: The query.
         stopping: Called when it is being stopped: Spark's `stop` waits for the batch, which may wait for a sink
-            or for tables. Whoever stops it may have a handle of Spark's, for example of ``spark.streams``.
+            or for tables. The caller that stops it may hold Spark's own handle, for example of ``spark.streams``.
     """
     with suppress(Exception):  # the query's own error, which its other waiters get, or a stopped Spark
         while query.isActive and not query.awaitTermination(_LOOK_EVERY_S):

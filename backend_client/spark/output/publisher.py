@@ -157,7 +157,7 @@ class Publisher:
                 return False
             raise UnavailableError(
                 f"the output of {len(self._waiting)} checkpoint(s) is not published to {self._name} after "
-                f"{patience_s:g} s: {self._error or 'it takes long'}. It is kept in the log; mend the "
+                f"{patience_s:g} s: {self._error or 'it takes long'}. It is kept in the log; fix the "
                 "cause and start the query again"
             )
 
@@ -213,7 +213,7 @@ class Publisher:
                 if self._error != reported or time.monotonic() - reported_s >= _REPORTED_EVERY_S:
                     reported, reported_s = self._error, time.monotonic()
                     logger.warning(
-                        "output of checkpoint %d is not published to %s yet, it is tried again: %s",
+                        "output of checkpoint %d could not be published to %s, retrying: %s",
                         target.checkpoint.id,
                         self._name,
                         self._error,
@@ -236,8 +236,8 @@ class Publisher:
         def tell() -> None:
             while not done.wait(_REPORTED_EVERY_S):
                 logger.warning(
-                    "output of checkpoint %d has been under way to %s for %.0f s: it is much, or the sink does not "
-                    "answer",
+                    "output of checkpoint %d has been under way to %s for %.0f s: the output is large, or the sink "
+                    "does not answer",
                     target.checkpoint.id,
                     self._name,
                     time.monotonic() - began_s,
@@ -260,7 +260,7 @@ class Publisher:
                 self._changed.notify_all()
             return True
         except DstlError as error:
-            logger.warning("the owner of the job could not be asked for: %s", error)
+            logger.warning("the owner of the job could not be looked up: %s", error)
         return False
 
 

@@ -246,8 +246,8 @@ def _computed_before(write: BatchFunction) -> BatchFunction:
     """
     Return a function that computes a batch before it is written.
 
-    A stage that reads a shuffle is executed again if some of that is lost, and its tasks count their attempts anew. The
-    stage that writes reads none then.
+    A stage that reads a shuffle is executed again if some of that is lost, and its tasks count their attempts from the
+    start. The stage that writes reads none then.
     """
 
     def write_computed(batch: DataFrame, batch_id: int) -> None:

@@ -81,7 +81,7 @@ def first_target(
     begins = known is None or slots > known.parallelism or latest.rewound_from is not None
     stored_refs = tuple(info.ref for info in checkpoints)
     if begins and latest.base is not None and latest.base not in stored_refs:
-        # No longer stored, as after a rewind to a savepoint; the sink must know its branch all the same.
+        # No longer stored, as after a rewind to a savepoint; the sink must know its branch nevertheless.
         stored_refs = (latest.base, *stored_refs)
     target = Target(
         latest.ref,

@@ -131,8 +131,8 @@ class PublishTask:
         Publish the slots whose numbers the rows have; yield the number of records of each, or why it is refused.
 
         A system that does not answer, or refuses, is the publisher's matter: if the task failed, Spark would repeat it
-        at once several times, and each might wait as long, before anybody is told. The same holds for checkpoints that
-        were subsumed while this read them: each attempt would look for them again, the publisher knows newer ones.
+        at once several times, and each might wait as long, before the publisher is told. The same holds for checkpoints
+        that were subsumed while this read them: each attempt would look for them again, the publisher knows newer ones.
         """
         sink: Sink = self.sink.unpack()
         for batch in without_delay(batches):

@@ -6,7 +6,7 @@ is a frame with one row per partition whose RDD names, for each partition, its e
 host with its table's copy second. A batch's rows are joined to it by partition number, which moves no row. As long as
 the executor is there it is preferred; when it is gone the copy's host is, already within the batch.
 
-An executor that has come later is *cold*: its first task starts Python and loads and compiles the code of all tasks,
+An executor that joins later is *cold*: its first task starts Python and loads and compiles the code of all tasks,
 for seconds. It gets no partition until a small job beside the batches has done so.
 """
 
@@ -119,12 +119,12 @@ class Hosts:
             self._cold = self._not_used(self._cold, self._executors)
 
     def seats(self, parallelism: int) -> Seats | None:
-        """Return the places of so many partitions, as they were decided last; None as long as there is no executor."""
+        """Return the places of `parallelism` partitions, as decided last; None as long as there is no executor."""
         with self._lock:
             return self._known_seats(parallelism)
 
     def takeover(self, parallelism: int) -> Takeover | None:
-        """Return which of so many partitions hosts with less than their share should take over; None for none."""
+        """Return which of `parallelism` partitions hosts with less than their share should take over; None for none."""
         with self._lock:
             seats, cores = self._seats.get(parallelism), self._cores
             if seats is None or not set(seats.runners) <= cores.keys():
@@ -142,12 +142,12 @@ class Hosts:
         return _pinned(rows, self.anchor(parallelism))
 
     def anchor(self, parallelism: int) -> DataFrame:
-        """Return a frame with the number of each partition, and alone, in this partition, at its places."""
+        """Return a frame with the number of each partition, alone in this partition, at its places."""
         with self._lock:
             return self._anchor(parallelism).frame
 
     def anchors_apart(self, parallelism: int) -> Sequence[DataFrame]:
-        """Return a frame for each of so many partitions, with its number alone, in one partition, at its places."""
+        """Return a frame for each of `parallelism` partitions: its number alone, in one partition, at its places."""
         with self._lock:
             anchor = self._anchor(parallelism)
             known = self._apart.get(parallelism)
@@ -251,7 +251,7 @@ class Hosts:
             now, before = [Executor(*executor) for executor in found], self._executors
             known = [executor for executor in before or now if executor not in self._cold]
             new = [executor for executor in now if executor not in known]
-            # What has run on a host may have run on another executor that was there.
+            # A task that ran on a host may have run on another executor that was there.
             came = {executor.host for executor in new} - {executor.host for executor in before}
             self._cold = [one for one in new if one.host not in came]
             self._cold += self._not_used([one for one in new if one.host in came], now)

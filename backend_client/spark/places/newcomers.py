@@ -1,5 +1,5 @@
 """
-Gives partitions to executors that have come later, for a query without standbys.
+Gives partitions to executors that joined later, for a query without standbys.
 
 Beside the batches, a small Spark job starts Python there and loads the code of tasks; another one prepares the tables
 of those partitions that the executor's host is to take over, twice, so that the second pass only adds the changes of
@@ -31,7 +31,7 @@ Prepare = Callable[[str, Takeover], Iterable[object]]
 
 class Newcomers:
     """
-    The executors of a query that have come later.
+    The executors of a query that joined later.
 
     Args:
         hosts: Where partitions run; None where they are not pinned, or with standbys, whose hosts warm up themselves.

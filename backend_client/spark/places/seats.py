@@ -1,11 +1,11 @@
 """
 Decides which host runs a partition and, with standbys, which other host keeps a copy of its table.
 
-1. A partition stays where it is as long as its host is there. If that is lost, it goes on at the keeper of its copy,
-   without one where Spark has run it since.
+1. A partition stays where it is as long as its host is there. If that is lost, it moves to the keeper of its copy, or
+   without one to where Spark has run it since.
 2. A keeper stays, too. A lost one is replaced by the host with the fewest copies of that partition's host, so that the
-   partitions of a lost host go on at all others.
-3. A host that has come, or come back, first gets its share of the copies. When these are complete it takes
+   partitions of a lost host are spread over all others.
+3. A host that joins, or returns, first gets its share of the copies. When these are complete it takes
    over partitions whose copies it holds until load is balanced; their former hosts then keep the copies.
 4. Without standbys such a host takes over partitions whose tables were prepared there, those first that it had before.
 

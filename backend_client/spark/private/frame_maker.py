@@ -158,7 +158,7 @@ _makers: WeakKeyDictionary[SparkContext, FrameMaker] = WeakKeyDictionary()
 
 
 class _PythonFunctions:
-    """What Spark needs to know of a Python function, beside the function itself."""
+    """The facts that Spark needs about a Python function, apart from the function itself."""
 
     def __init__(self, context: SparkContext) -> None:
         jvm: Any = context._jvm

@@ -15,7 +15,7 @@ _INTERRUPTIONS = (
     "java.io.InterruptedIOException",
     "java.nio.channels.ClosedByInterruptException",
 )
-"""What Spark takes for an interruption."""
+"""The texts that Spark takes for an interruption."""
 
 
 class InterruptedBatchError(Exception):

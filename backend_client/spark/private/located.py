@@ -68,7 +68,7 @@ def remove_executor(spark: SparkSession, executor: str, reason: str) -> None:
     with needed("CoarseGrainedSchedulerBackend.removeExecutor", "set links to False"):
         context, jvm = java_session(spark).sparkContext(), jvm_of(spark)
         lost = jvm.org.apache.spark.scheduler.ExecutorProcessLost(reason, jvm.scala.Option.empty(), False)
-        # First it is to be killed, as by Spark itself: nobody knows it afterwards. That order does not reach a host
+        # First it is to be killed, as by Spark itself: afterwards its id is unknown. That order does not reach a host
         # that is cut off, so the loss is declared, too. The cluster manager may be cut off as well, or be slow: Spark
         # waits two minutes for its answer.
         killing = threading.Thread(target=_kill, args=(context, executor), name="dstl-kill-executor", daemon=True)
@@ -171,7 +171,7 @@ def kill_tasks(spark: SparkSession, group: str, reason: str) -> int:
 
 def executor_location(executor: str | None, host: str) -> str:
     """Return the location that means one executor, or any executor of the host."""
-    # Spark takes what is behind the first underscore for the executor.
+    # Spark takes the text after the first underscore for the executor.
     return host if executor is None or "_" in host else f"executor_{host}_{executor}"
 
 

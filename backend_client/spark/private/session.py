@@ -57,7 +57,7 @@ def is_classic(spark: Any) -> bool:
 
 
 def is_classic_grouped(grouped: Any) -> bool:
-    """Return the same for the result of ``groupBy``."""
+    """Return whether the result of ``groupBy`` is of a session with a JVM on this host."""
     return hasattr(grouped, "_jgd")
 
 

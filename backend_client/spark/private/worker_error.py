@@ -1,8 +1,8 @@
 """
-What happened in a task's Python worker, from the text of Spark's error.
+The cause of a failure in a task's Python worker, from the text of Spark's error.
 
 That text and the error's stack both have the worker's stack trace. Spark then takes text and stack for the error of the
-query: what happened, and which line of the user's program it was, stands between a hundred others.
+query: the cause, and the line of the user's program, are hidden among a hundred others.
 """
 
 from __future__ import annotations

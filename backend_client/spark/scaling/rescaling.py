@@ -108,12 +108,12 @@ class Rescaling:
                 logger.warning("a request for another parallelism is ignored: %s", error)
 
     def taken(self, infos: Sequence[OperatorInfo]) -> list[OperatorInfo]:
-        """Return the operators with the parallelism of the batch that begins; what is ready counts from now on."""
+        """Return the operators with the parallelism of the batch that begins; prepared requests take effect with it."""
         with self._lock:
             ready, self._ready = self._ready, {}
             for operator, parallelism in ready.items():
                 logger.info(
-                    "operator %s runs with %d partitions from now on, before with %d",
+                    "operator %s now runs with %d partitions, before with %d",
                     operator,
                     parallelism,
                     self._current[operator],

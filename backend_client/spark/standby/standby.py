@@ -31,7 +31,7 @@ logger = logging.getLogger("backend_client")
 READY_LAG_MAX = 5
 """A host whose copies lack more checkpoints takes over no partition."""
 SILENT_BATCHES_MAX = 3
-"""A host that was not heard of for so many batches is told the plan apart."""
+"""A host without news for this number of batches gets the plan in a job of its own."""
 _TOLD = "report string"
 
 
@@ -80,7 +80,7 @@ class Standby:
         return self._telling is not None and self._telling.is_alive()
 
     def plan(self, infos: Sequence[OperatorInfo]) -> CopyPlan | None:
-        """Return who keeps which copies from the batch that begins on; None without standbys."""
+        """Return which hosts keep which copies from the batch that begins on; None without standbys."""
         hosts = self._hosts
         if hosts is None:
             return None

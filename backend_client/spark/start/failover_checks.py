@@ -61,7 +61,7 @@ def _check_waiting(query: Query, latest: CheckpointInfo | None, tables: Mapping[
 
 
 def _check_not_late(query: Query, waiting: Mapping[str, Waiting], tables: Mapping[str, str]) -> None:
-    """Refuse to run rows in a chain in which what comes of them would be late: they may be of a query without it."""
+    """Refuse to run rows in a chain in which their output would be late: they may be of a query without it."""
     for place, operator in enumerate(query.operators):
         entries = waiting.get(companion_of(tables[operator.name]), ())
         runs = entries if query.settings.lost_rows == REPLAY else without_lost(entries)
@@ -69,7 +69,7 @@ def _check_not_late(query: Query, waiting: Mapping[str, Waiting], tables: Mappin
         if runs and behind:
             raise InvalidInputError(
                 f"{sum(entry.rows for entry in runs)} rows of operator {operator.name!r} wait in the log, or times of "
-                f"its batches, and what comes of them would be late for operator {behind[0]!r} behind it, which uses "
+                f"its batches, and their output would be late for operator {behind[0]!r} after it, which uses "
                 "event time. Let the query run once more as it was, until they have run; of lost rows, with "
                 "lost_rows='replay'"
             )

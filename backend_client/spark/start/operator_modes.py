@@ -29,7 +29,7 @@ def check_modes(stored: OperatorInfo, wanted: OperatorInfo) -> None:
     if was is not None and now is not None and was != now:
         raise InvalidInputError(
             f"operator {wanted.name!r} was started with a processor that is {_APIS[was]}, now it is {_APIS[now]}; "
-            "neither can read the other's state: use the former kind again, or start with another job name and "
+            "neither can read the other's state: use the stored kind again, or start with another job name and "
             "checkpointLocation"
         )
     for name, before, after in (

@@ -89,7 +89,7 @@ def check_numbers(operators: Sequence[str], unnamed: Iterable[str], stored: Iter
                 f"operators without a name=… are numbered by their order, and job {job!r} has state of "
                 f"{_list(before)}, the query has {_list(now)}: operators may have got the numbers, and the state, of "
                 "others. Give each of them a name, with transform_with_state(…, name=…) of a backend for this job: "
-                "those that had state their former one, new ones another one"
+                "the old name for those that had state, a new name for the others"
             )
 
 
@@ -116,8 +116,8 @@ def _renamed(operators: Sequence[str], tables: Mapping[str, OperatorInfo], setti
             )
         if old in operators:
             raise InvalidInputError(
-                f"renamed={{{old!r}: {new!r}}}: the query has an operator {old!r}, too. Start it once without another "
-                "operator of the former name; names cannot be exchanged in one start"
+                f"renamed={{{old!r}: {new!r}}}: the query has an operator {old!r}, too. Start it once "
+                "without another operator of the old name; names cannot be exchanged in one start"
             )
         if old in tables and new in tables:
             raise InvalidInputError(
@@ -230,8 +230,8 @@ def _missing(
     names, new = sorted(missing), [name for name in operators if name not in tables]
     renamed = " or ".join(f"{names[0]!r}: {name!r}" for name in new) or f"{names[0]!r}: its new name"
     return (
-        f"job {settings.job!r} has state of the operator(s) {', '.join(names)}, which this query does not have. Give "
-        f"the operators their former names (name=…); if one has another name now, say which, as in "
+        f"job {settings.job!r} has state of the operator(s) {', '.join(names)}, which this query does not "
+        "have. Give the operators their old names (name=…); if one has another name now, say which, as in "
         f"renamed={{{renamed}}}; or give up their state: removed={tuple(names)!r}. "
         "Another job name starts without any state"
     )

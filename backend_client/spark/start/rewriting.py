@@ -2,9 +2,9 @@
 The first start of a fork that has other key groups than its parent: it rewrites the tables before its first batch.
 
 The fork's first checkpoint names the parent's objects, whose keys have the parent's key groups. The next checkpoint has
-the same state under new tables, and the former tables as removed ones; sources, time and operators are as they were. It
-is completed as any other: until then nothing has changed, and a start that was killed is simply repeated. What it has
-stored is then named by nothing, and collected.
+the same state under new tables, and the old tables as removed ones; sources, time and operators are as they were. It
+is completed as any other: until then nothing has changed, and a start that was killed is simply repeated. No manifest
+then names the objects that it has stored, and they are collected.
 """
 
 from __future__ import annotations
@@ -139,5 +139,5 @@ def _with_tables(latest: CheckpointInfo) -> list[OperatorInfo]:
 
 
 def _removed(latest: CheckpointInfo) -> Iterable[OperatorInfo]:
-    """Return the entries that the former tables leave, so that no other table gets their names."""
+    """Return the entries that the old tables leave, so that no other table gets their names."""
     return (entry for info in _with_tables(latest) for entry in removed_entries(info, latest.operators))

@@ -3,7 +3,7 @@ A Spark task that rewrites tables to another number of key groups.
 
 It reads a table entry by entry, and logs each one under the key group that its key has now.
 
-The key group of an entry is computed from the key's stored bytes; the former one is computed, too, and compared with
+The key group of an entry is computed from the key's stored bytes; the old one is computed, too, and compared with
 the one that Spark has computed when the entry was written. So a hash that differed from Spark's would be an error, and
 no entry would be lost under a key group where Spark does not look.
 """

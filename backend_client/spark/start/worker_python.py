@@ -54,7 +54,7 @@ def take_drivers_python(spark: SparkSession) -> bool:
     """
     In local mode, set the workers' Python to the driver's unless the user chose one; return whether it is local mode.
 
-    What is sent to Spark has the interpreter of that moment, a Python data source that of its registration.
+    Functions sent to Spark have the interpreter of that moment, a Python data source that of its registration.
     """
     context = spark.sparkContext
     is_local = str(context.master).startswith("local") and not str(context.master).startswith("local-cluster")

@@ -14,7 +14,7 @@ DEVIATION_MAX = 4.0
 
 def store_figures(profile: StoreProfile, drawn: Drawn) -> list[Figure]:
     """
-    Return what was drawn.
+    Return the figures of the draws.
 
     Percentiles have no goal of their own, for few requests have no steady p99.9: the goal is that the share of requests
     above each wanted percentile is as near to the wanted one as their number allows. The times of answers have no

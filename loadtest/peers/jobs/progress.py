@@ -1,4 +1,4 @@
-"""What a job of a peer tells: how many rows this process has made by when. Needs only Python's own library."""
+"""The progress of a peer's job: the rows that this process has made over time. Needs only Python's own library."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ _EVERY_S = 0.25
 
 class Progress:
     """
-    Appends to a file of this process what it has done.
+    Appends the progress of this process to a file of its own.
 
     Args:
         folder: Of the run.

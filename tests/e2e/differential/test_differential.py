@@ -116,7 +116,7 @@ def test_plans_behave_as_on_spark(engines: Engines, query: Query) -> None:
 
 def test_plans_are_many_and_documented() -> None:
     """The number of plans reaches its goal, and the users' page has exactly one row for each."""
-    section = PAGE.read_text(encoding="utf-8").partition("## What is compared with Spark")[2].partition("\n## ")[0]
+    section = PAGE.read_text(encoding="utf-8").partition("## Comparison with Spark")[2].partition("\n## ")[0]
     documented = set(re.findall(r"^\| `([a-z0-9-]+)` \|", section, re.MULTILINE))
 
     assert len(PLANS) >= PLANS_MIN

@@ -29,8 +29,8 @@ from storage.clock import SystemClock, SystemIds
 from storage.key_groups import KeyGroupRange, key_group_range
 from storage.local_store import LocalStore
 from storage.model import MaterializationHandle
-from tools.servers.job_driver import JobDriver
-from tools.servers.service_process import ServiceProcess
+from tools.servers.service.job_driver import JobDriver
+from tools.servers.service.process import ServiceProcess
 
 MAX_PARALLELISM = 128
 Report: TypeAlias = Callable[[dict[str, Any]], bool]

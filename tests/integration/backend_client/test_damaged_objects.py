@@ -18,8 +18,8 @@ from backend_client.service.client import ServiceClient
 from dstl_service.wire import CheckpointRef
 from storage.errors import CorruptDataError
 from storage.key_groups import KeyGroupRange
-from tools.servers.job_driver import JobDriver, restored_table
-from tools.servers.service_process import ServiceProcess
+from tools.servers.service.job_driver import JobDriver, restored_table
+from tools.servers.service.process import ServiceProcess
 
 pytestmark = pytest.mark.integration
 

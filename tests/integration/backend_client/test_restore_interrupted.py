@@ -20,8 +20,8 @@ from backend_client.service.restore import advance_to_base
 from backend_client.table.state_table import StateTable
 from dstl_service.wire import CheckpointRef
 from storage.errors import UnavailableError
-from tools.servers.job_driver import ALL_KEY_GROUPS, JobDriver
-from tools.servers.service_process import ServiceProcess
+from tools.servers.service.job_driver import ALL_KEY_GROUPS, JobDriver
+from tools.servers.service.process import ServiceProcess
 
 pytestmark = [pytest.mark.integration, pytest.mark.timeout(120)]
 

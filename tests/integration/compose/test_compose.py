@@ -25,7 +25,7 @@ from dstl_service.intake.change_sets import BatchSettings
 from dstl_service.settings import CacheSettings
 from dstl_service.uploads.settings import UploadSettings
 from examples import cluster_totals
-from tools.servers.spark_cluster import master_command, worker_command
+from tools.servers.spark.cluster import master_command, worker_command
 from tools.servers.versions import VERSITYGW_VERSION
 
 pytestmark = pytest.mark.integration

@@ -12,9 +12,9 @@ from backend_client.service.client import ServiceClient
 from storage.clock import SystemIds
 from tools.servers.faults.proxy import FaultProxy
 from tools.servers.faults.toxiproxy import Toxiproxy
-from tools.servers.job_driver import JobDriver
 from tools.servers.s3_server import S3Server
-from tools.servers.service_process import ServiceProcess
+from tools.servers.service.job_driver import JobDriver
+from tools.servers.service.process import ServiceProcess
 
 _IDS = SystemIds()
 

@@ -24,8 +24,8 @@ from storage.errors import LostChangesError, NotFoundError
 from storage.object_store import ObjectStore
 from storage.open import open_store
 from tests.announced import wait_until_announced
-from tools.servers.advertised_service import AdvertisedService
-from tools.servers.job_driver import JobDriver
+from tools.servers.service.advertised import AdvertisedService
+from tools.servers.service.job_driver import JobDriver
 
 pytestmark = [pytest.mark.integration, pytest.mark.timeout(120)]
 

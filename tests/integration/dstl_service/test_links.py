@@ -32,9 +32,9 @@ from storage.errors import DstlError, FencedError, InvalidInputError, LostChange
 from storage.open import open_store
 from tests.support.machine import Host
 from tests.waiting import wait_until
-from tools.servers.job_driver import JobDriver
 from tools.servers.programs import ServerError
-from tools.servers.service_process import ServiceProcess
+from tools.servers.service.job_driver import JobDriver
+from tools.servers.service.process import ServiceProcess
 
 pytestmark = [pytest.mark.integration, pytest.mark.timeout(180)]
 
@@ -194,7 +194,7 @@ def test_host_that_was_paused_comes_back(start: Callable[[], ServiceProcess]) ->
 
 def test_host_that_was_cut_off_is_reached_again(storage: str) -> None:
     """
-    A link that is cut without a word is noticed by both sides; the host connects when the network is back.
+    A link that is cut silently is noticed by both sides; the host connects when the network is back.
 
     Meanwhile the coordinator lists it as silent.
     """
@@ -385,7 +385,7 @@ def test_request_over_a_link_calls_no_address(start: Callable[[], ServiceProcess
 
 def test_only_a_sidecar_on_a_unix_socket_has_links(storage: str, tmp_path: Path) -> None:
     """A caller on TCP can neither have a service listen nor have it connect anywhere."""
-    from tools.servers.advertised_service import AdvertisedService
+    from tools.servers.service.advertised import AdvertisedService
 
     with AdvertisedService(tmp_path, storage, "host") as service:
         job = JobDriver(ServiceClient(service.endpoint_url))

@@ -17,8 +17,8 @@ import pytest
 from backend_client.service.client import ServiceClient
 from storage.errors import LostChangesError, UnavailableError
 from storage.segment_format import decode_object
-from tools.servers.job_driver import JobDriver
-from tools.servers.service_process import ServiceProcess
+from tools.servers.service.job_driver import JobDriver
+from tools.servers.service.process import ServiceProcess
 
 pytestmark = [pytest.mark.integration, pytest.mark.timeout(120)]
 

@@ -20,8 +20,8 @@ from backend_client.service.job_session import auto_started_sidecar, connect
 from backend_client.settings import BackendSettings
 from storage.errors import UnavailableError
 from tests.sidecars import end_sidecars
-from tools.servers.job_driver import JobDriver
 from tools.servers.s3_server import S3Server
+from tools.servers.service.job_driver import JobDriver
 
 pytestmark = [pytest.mark.integration, pytest.mark.timeout(180)]
 

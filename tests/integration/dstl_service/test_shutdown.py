@@ -31,9 +31,9 @@ from storage.model import ChangeSetId
 from storage.open import open_store
 from storage.segment_format import decode_object
 from tests.waiting import wait_until
-from tools.servers.job_driver import JobDriver
 from tools.servers.s3_server import S3Server
-from tools.servers.service_process import ServiceProcess
+from tools.servers.service.job_driver import JobDriver
+from tools.servers.service.process import ServiceProcess
 
 pytestmark = [pytest.mark.integration, pytest.mark.timeout(120)]
 

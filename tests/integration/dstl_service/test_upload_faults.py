@@ -24,9 +24,9 @@ from tests.support.machine import Host, RemoteS3Server, small_disk
 from tests.waiting import wait_until
 from tools.servers.faults.proxy import FaultName, FaultProxy, Rule
 from tools.servers.faults.toxiproxy import Direction, Toxiproxy
-from tools.servers.job_driver import JobDriver
 from tools.servers.s3_server import S3Server
-from tools.servers.service_process import ServiceProcess
+from tools.servers.service.job_driver import JobDriver
+from tools.servers.service.process import ServiceProcess
 
 pytestmark = [pytest.mark.integration, pytest.mark.timeout(240)]
 

@@ -19,12 +19,12 @@ from pyspark.sql import Row
 
 from backend_client.testing import StateTester
 from examples.merchant_orders.changes import Change, changes_of
-from examples.merchant_orders.checks import broken_revisions, differences, orders_of, read_database, totals_of
 from examples.merchant_orders.connector import Connector, connect, wait_for_slot
 from examples.merchant_orders.processor import OrdersOfMerchant
-from examples.merchant_orders.reader import Record
 from examples.merchant_orders.shop import generate, prepare
 from examples.merchant_orders.topics import MERCHANTS, ORDERS, REFUNDS
+from examples.merchant_orders.trial.checks import broken_revisions, differences, orders_of, read_database, totals_of
+from examples.merchant_orders.trial.reader import Record
 from tests.waiting import wait_until
 from tools.servers.postgres import PostgresServer
 
@@ -61,7 +61,7 @@ def shop(monkeypatch: pytest.MonkeyPatch) -> Iterator[psycopg.Connection]:
 
 
 def trade(shop: psycopg.Connection, orders: int) -> None:
-    """Have two sessions commit transactions until there were so many orders."""
+    """Have two sessions commit transactions until there were this many orders."""
     ending = threading.Event()
 
     def have_traded() -> bool:
@@ -124,7 +124,7 @@ def test_join_of_all_changes_is_what_the_database_has(shop: psycopg.Connection) 
 
 
 def test_slot_is_advanced_only_over_what_is_acknowledged(shop: psycopg.Connection) -> None:
-    """What Kafka has not acknowledged is sent again by the next connector; what it has is not."""
+    """The next connector sends again the events that Kafka has not acknowledged, and no others."""
     trade(shop, orders=20)
     lost, sent, again = Sent(), Sent(), Sent()
     lost.unacknowledged = 1

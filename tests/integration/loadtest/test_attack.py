@@ -5,9 +5,9 @@ from __future__ import annotations
 import pytest
 
 from loadtest.attack.__main__ import run
-from loadtest.attack.case import Case, Result, judge
-from loadtest.attack.other_user import IS_ROOT
-from loadtest.attack.target import State, traces
+from loadtest.attack.harness.case import Case, Result, judge
+from loadtest.attack.harness.other_user import IS_ROOT
+from loadtest.attack.harness.target import State, traces
 
 pytestmark = [pytest.mark.integration, pytest.mark.timeout(600)]
 

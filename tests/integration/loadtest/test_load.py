@@ -24,7 +24,7 @@ from storage.errors import UnavailableError
 from storage.open import open_store
 from tests.waiting import wait_until
 from tools.servers.programs import free_port
-from tools.servers.service_process import ServiceProcess
+from tools.servers.service.process import ServiceProcess
 
 pytestmark = pytest.mark.integration
 

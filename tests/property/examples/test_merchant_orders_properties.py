@@ -24,7 +24,7 @@ KEYS = st.sampled_from(
     [("merchants",), ("orders", 1), ("orders", 2), ("refunds", 1, 1), ("refunds", 1, 2), ("refunds", 2, 3)]
 )
 HISTORIES = st.lists(st.tuples(KEYS, st.none() | st.integers(1, 9)), min_size=1, max_size=14)
-"""What is done in turn: a row's key, and its new value, or none if the row is deleted."""
+"""The steps in turn: a row's key, and its new value, or none if the row is deleted."""
 
 
 def event(lsn: int, key: tuple[Any, ...], value: int | None) -> Row:

@@ -183,7 +183,7 @@ def test_settings_make_the_rule() -> None:
 
 
 def test_restart_goes_on_with_the_last_number() -> None:
-    """What was found out is kept over a restart; bounds that were changed meanwhile hold."""
+    """The rule's findings are kept over a restart; bounds that were changed meanwhile hold."""
     assert RULE.start(None, 3) == 3
     assert RULE.start(8, 3) == 8
     assert RULE.start(64, 3) == 16

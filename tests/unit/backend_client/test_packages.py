@@ -1,4 +1,4 @@
-"""What imports say of a module that is missing or hidden by another one."""
+"""The import errors for a module that is missing or hidden by another one."""
 
 from __future__ import annotations
 

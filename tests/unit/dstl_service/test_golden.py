@@ -92,7 +92,7 @@ def compare(name: str, data: bytes) -> None:
 
 @pytest.mark.parametrize("name", MANIFESTS)
 def test_manifest_is_golden(name: str) -> None:
-    """A manifest of each kind has the same bytes as ever, and is read from them."""
+    """A manifest of each kind has the same bytes as before, and is read from them."""
     compare(f"{name}.json", encode_manifest(MANIFESTS[name]))
 
     assert decode_manifest((GOLDEN / f"{name}.json").read_bytes(), name) == MANIFESTS[name]
@@ -100,7 +100,7 @@ def test_manifest_is_golden(name: str) -> None:
 
 @pytest.mark.parametrize("name", RECORDS)
 def test_checkpoint_record_is_golden(name: str) -> None:
-    """A checkpoint's note has the same bytes as ever, and is read from them."""
+    """A checkpoint's note has the same bytes as before, and is read from them."""
     compare(f"{name}.json", encode_record(RECORDS[name]))
 
     assert decode_record((GOLDEN / f"{name}.json").read_bytes(), name) == RECORDS[name]
@@ -108,7 +108,7 @@ def test_checkpoint_record_is_golden(name: str) -> None:
 
 @pytest.mark.parametrize("name", EPOCHS)
 def test_epoch_is_golden(name: str) -> None:
-    """The record of an epoch has the same bytes as ever, and is read from them, and without a checksum."""
+    """The record of an epoch has the same bytes as before, and is read from them, and without a checksum."""
     compare(f"{name}-checksum.json", EPOCHS[name].encode())
 
     for file in (f"{name}-checksum.json", f"{name}.json"):
@@ -116,7 +116,7 @@ def test_epoch_is_golden(name: str) -> None:
 
 
 def test_job_is_golden() -> None:
-    """The record of a job has the same bytes as ever, and is read from them, and without a checksum."""
+    """The record of a job has the same bytes as before, and is read from them, and without a checksum."""
     compare("job-checksum.json", encode_job("job-uid", 128))
 
     for file in ("job-checksum.json", "job.json"):
@@ -124,14 +124,14 @@ def test_job_is_golden() -> None:
 
 
 def test_materialization_index_is_golden() -> None:
-    """The index of a materialization has the same bytes as ever, and is read from them."""
+    """The index of a materialization has the same bytes as before, and is read from them."""
     compare("materialization-index.json", encode_index(INDEX))
 
     assert decode_index((GOLDEN / "materialization-index.json").read_bytes(), "index") == INDEX
 
 
 def test_segment_object_is_golden() -> None:
-    """A segment object has the same bytes as ever, note included, and is read from them."""
+    """A segment object has the same bytes as before, note included, and is read from them."""
     note = CheckpointRecord("job", "uid", 128, 1, "u", 3, None, "", "", (), (NotedSet(SEGMENTS[0].id, 1),)).to_segment()
     segments = sorted([*SEGMENTS, note], key=lambda item: (item.id.operator, item.id.partition, item.id.sqn))
     compare("segment-object.seg", b"".join(bytes(part) for part in encode_object(segments)[0]))

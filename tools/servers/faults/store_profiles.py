@@ -35,7 +35,7 @@ class Latency:
 
     Args:
         percentiles_ms: Milliseconds, > 0, by percent, > 0 and < 100; at least two, both ascending.
-        assumed: The percents of those that nobody has published.
+        assumed: The percents of those that are not published.
     """
 
     percentiles_ms: Mapping[float, float]
@@ -74,7 +74,7 @@ class StoreProfile:
         reset_share: Share of requests whose connection ends, half of them after the store has acted, in [0, 1].
         outage_every_s: Distance of the beginnings of outages, in which every request is answered with 503; 0 for none.
         outage_s: Length of each; it is at the end of its period.
-        assumptions: The parts of this that nobody has published, in words.
+        assumptions: The parts of this that are not published, in words.
     """
 
     small: Latency | None = None

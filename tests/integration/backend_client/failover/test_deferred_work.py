@@ -35,8 +35,8 @@ from backend_client.state.timers import Timers
 from backend_client.table.state_table import StateTable
 from dstl_service.wire import OperatorInfo, RowsSetAside, StateInfo
 from storage.key_groups import KeyGroupRange
-from tools.servers.job_driver import ALL_KEY_GROUPS, JobDriver
-from tools.servers.service_process import ServiceProcess
+from tools.servers.service.job_driver import ALL_KEY_GROUPS, JobDriver
+from tools.servers.service.process import ServiceProcess
 
 pytestmark = [pytest.mark.integration, pytest.mark.timeout(120)]
 
@@ -79,7 +79,7 @@ def client(tmp_path: Path) -> Iterator[ServiceClient]:
 def test_time_passes_only_where_it_has_not(
     client: ServiceClient, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """I14: at another parallelism, what waits runs in its own key groups; in the others no time passes anew."""
+    """I14: at another parallelism, what waits runs in its own key groups; in the others no time passes again."""
     job = JobDriver(client)
     job.complete([])
     state = KeyedState(lambda _: None, ALL_KEY_GROUPS, lambda _: iter(()), checkpoint_id=1)

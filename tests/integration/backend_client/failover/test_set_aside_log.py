@@ -22,8 +22,8 @@ from storage.errors import CorruptDataError
 from storage.key_groups import KeyGroupRange
 from storage.open import open_store
 from tests.support.lost_registry import newest_after_a_rebuild
-from tools.servers.job_driver import ALL_KEY_GROUPS, JobDriver
-from tools.servers.service_process import ServiceProcess
+from tools.servers.service.job_driver import ALL_KEY_GROUPS, JobDriver
+from tools.servers.service.process import ServiceProcess
 
 pytestmark = [pytest.mark.integration, pytest.mark.timeout(120)]
 

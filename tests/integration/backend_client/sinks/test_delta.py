@@ -415,7 +415,7 @@ def test_files_of_partitions_are_flushed(tmp_path: Path, sink: DeltaSink, monkey
 
 @on_disk
 def test_commit_of_a_killed_publisher_is_flushed(sink: DeltaSink, monkeypatch: pytest.MonkeyPatch) -> None:
-    """To the next one it is published, and the log gives the records up; also where others have committed since."""
+    """The next one publishes it, and the log gives the records up; also where others have committed since."""
 
     def be_killed(_: int) -> None:
         raise KeyboardInterrupt
@@ -486,7 +486,7 @@ def test_types_come_back(tmp_path: Path, sink: DeltaSink) -> None:
 )
 @on_disk
 def test_columns_are_checked(sink: DeltaSink, columns: dict[str, pa.DataType], match: str) -> None:
-    """What does not fit is told at the start, with what the table has."""
+    """Columns that do not fit are refused at the start, with an error that lists those of the table."""
     with pytest.raises(InvalidInputError, match=match):
         sink.check(pa.schema(columns), [SLOT])
 
@@ -531,7 +531,7 @@ def test_tables_that_compute_columns_are_refused(tmp_path: Path) -> None:
 
 @on_disk
 def test_required_columns(tmp_path: Path, sink: DeltaSink) -> None:
-    """A missing one is found at the start, a null when it comes; after the mend publishing goes on."""
+    """A missing one is found at the start, a null when it comes; after the fix publishing continues."""
     required = pa.schema([pa.field("v", pa.int64(), nullable=False), pa.field("k", pa.string())])
     path = (tmp_path / "required").as_uri()
     DeltaTable.create(tmp_path / "required", required)
@@ -549,7 +549,7 @@ def test_required_columns(tmp_path: Path, sink: DeltaSink) -> None:
 
 @on_disk
 def test_errors_of_records_keep_their_kind(sink: DeltaSink) -> None:
-    """What the log says is raised as it is, and nothing is published."""
+    """The log's error is raised unchanged, and nothing is published."""
 
     def broken() -> Iterator[pa.RecordBatch]:
         yield batch(1)
@@ -607,7 +607,7 @@ def test_a_table_that_was_altered_takes_no_other_values(sink: DeltaSink, given: 
 
 @on_disk
 def test_a_column_that_was_widened_takes_narrower_values(sink: DeltaSink) -> None:
-    """What keeps every value needs no repair; a whole number that a float cannot hold is refused."""
+    """A type that keeps every value needs no repair; a whole number that a float cannot hold is refused."""
     wide = pa.table({"i": pa.array([], pa.float64()), "f": pa.array([], pa.float64())})
     write_deltalake(sink.location, wide, mode="overwrite", schema_mode="overwrite")
     for number, value in enumerate((7, 2**53 + 1)):

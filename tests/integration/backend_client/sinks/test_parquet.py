@@ -158,7 +158,7 @@ def test_a_repeated_put_counts_once(sink: ParquetSink) -> None:
 
 @pytest.mark.parametrize("entry", ["0 uid 1 0.0.m0", "0", "x", "", None])
 def test_a_wrong_entry_costs_requests_only(sink: ParquetSink, entry: str | None) -> None:
-    """One that is old, damaged or missing: the newest file is found, and the entry is mended."""
+    """One that is old, damaged or missing: the newest file is found, and the entry is repaired."""
     for number in range(4):
         publish(sink, number, number)
     store = open_store(sink.path)

@@ -318,7 +318,7 @@ def test_partitions_must_be_kept_as_their_table(server: PostgresServer, slot: Sl
 
 
 def test_decimals_that_would_be_rounded_are_refused(server: PostgresServer, slot: Slot) -> None:
-    """PostgreSQL rounds to the digits of the column without a word; also in arrays and domains."""
+    """PostgreSQL silently rounds to the digits of the column; also in arrays and domains."""
     with psycopg.connect(server.conninfo) as connection:
         connection.execute("create domain money2 as numeric(10, 2)")
         connection.execute(
@@ -369,7 +369,7 @@ def test_domains_and_own_types_fit(server: PostgresServer, slot: Slot) -> None:
 def test_user_needs_no_more_rights_than_it_uses(
     server: PostgresServer, table: str, sink: PostgresSink, slot: Slot
 ) -> None:
-    """To add rows it need not read them; what is missing is named before the query starts."""
+    """Adding rows needs no right to read them; missing rights are named before the query starts."""
     user = f"u{next(_numbers)}"
     with psycopg.connect(server.conninfo) as connection:
         connection.execute(f"create role {user} login")
@@ -390,7 +390,7 @@ def test_user_needs_no_more_rights_than_it_uses(
 
 @pytest.mark.parametrize("rights", ["login", "login superuser"])
 def test_markers_of_a_stranger_are_refused(server: PostgresServer, table: str, slot: Slot, rights: str) -> None:
-    """Whoever may create tables in the schema could give the one of the markers a trigger, with the sink's rights."""
+    """A user who may create tables in the schema could give the table of markers a trigger with the sink's rights."""
     stranger, user = (f"u{next(_numbers)}" for _ in range(2))
     markers = f"markers{next(_numbers)}"
     PostgresSink(server.conninfo, table, markers=markers).check(COLUMNS, [slot])
@@ -650,7 +650,7 @@ def _waiting_for_replicas(connection: psycopg.Connection) -> set[int]:
 def test_opening_a_slot_ends_no_other_sessions(
     server: PostgresServer, sink: PostgresSink, slot: Slot, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Poolers may give the server's sessions one name, whoever uses them, or add the address of their client to it."""
+    """Poolers may give the server's sessions one name for all clients, or add the address of their client to it."""
     connect, name = PostgresSink.connect, "the pooler"
 
     def rename(self: PostgresSink, given: str) -> psycopg.Connection:

@@ -108,7 +108,7 @@ class Loud(Aggregate):
 
 
 def test_subclasses_have_their_say() -> None:
-    """What a subclass overrides is called for each window's rows, and when its windows end."""
+    """A subclass's methods are called for each window's rows, and when its windows end."""
     windows = sliding("at", 10 * SECOND, 5 * SECOND)
     squares = Task(Aggregate(Squares("v", name="n"), windows=windows), ROWS)
     assert sorted(one["n"] for one in squares.run([new_row(1, 1, 3), new_row(1, 6, 4)])) == [3, 4, 5]

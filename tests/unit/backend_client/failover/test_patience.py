@@ -24,6 +24,6 @@ IF_WITHOUT_ROWS = Patience(1.0, sets_aside=False)
     ],
 )
 def test_patience_of_partition(state: PartitionState, deferred: Patience | None, exact: Patience | None) -> None:
-    """What waits is never left behind by an exact batch, nor by one after the longest stall."""
+    """An exact batch leaves no waiting rows behind, nor does one after the longest stall."""
     assert patience(state, 1.0, 30.0, is_exact=False) == deferred
     assert patience(state, 1.0, 30.0, is_exact=True) == exact

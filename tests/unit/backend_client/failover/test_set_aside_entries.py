@@ -38,7 +38,7 @@ def test_partition_runs_its_own_in_order() -> None:
 
 
 def test_only_stalled_partitions_keep_what_waits() -> None:
-    """What waited is left for stalled partitions, and lost rows are left for ever; new entries come last."""
+    """Waiting entries stay for stalled partitions, and lost rows stay for ever; new entries come last."""
     waiting = (entry(7), entry(7, RIGHT), entry(7, RIGHT, is_lost=True))
 
     assert after_batch(waiting, [LEFT], [entry(9)]) == (entry(7), entry(7, RIGHT, is_lost=True), entry(9))

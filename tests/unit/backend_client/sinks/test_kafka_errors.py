@@ -1,4 +1,4 @@
-"""What a publisher makes of the errors of its Kafka client."""
+"""A publisher's errors, by those of its Kafka client."""
 
 from __future__ import annotations
 

@@ -39,7 +39,7 @@ def test_spark_options_become_those_of_librdkafka() -> None:
 
 @pytest.mark.parametrize("name", ["enable.ssl.certificate.verification", "https.ca.location", "oauth_cb"])
 def test_all_clients_of_a_sink_connect_alike(name: str) -> None:
-    """What the producers need to reach the brokers, the readers of markers and the checks need, too."""
+    """The readers of markers and the checks get the same connection options as the producers."""
     assert connection_options("b:1", {name: "x"})[name] == "x"
 
 

@@ -1,4 +1,4 @@
-"""What is published after which crash, and by whom."""
+"""The output that is published after a crash, and its publisher."""
 
 from __future__ import annotations
 
@@ -198,7 +198,7 @@ def test_lost_checkpoint_is_an_error(published: CheckpointRef, target: Target) -
 
 
 def test_job_that_went_on_after_it_was_set_back_is_rewound_far_enough() -> None:
-    """Output that came again must be computed anew: after a rewind to a later checkpoint it counts as published."""
+    """Output that came again must be computed again: after a rewind to a later checkpoint it counts as published."""
     target = Target(ref(9), is_first=True, marked_slots=4, published=3, stored=(ref(8), ref(9)))
     with pytest.raises(ConflictError, match="Rewind the job to checkpoint 3, or one before"):
         is_due(Marker("uid", 3, CheckpointRef(8, 0, "lost")), SLOT, target)

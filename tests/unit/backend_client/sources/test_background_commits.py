@@ -81,7 +81,7 @@ def test_a_hanging_broker_delays_nobody(group: Group, commits: BackgroundCommits
 def test_a_refusal_is_reported_and_tried_again(
     group: Group, commits: BackgroundCommits, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """The end of the query waits for one try; a report comes once a minute, and one when the cause is mended."""
+    """The end of the query waits for one try; a report comes once a minute, and one when the cause is fixed."""
     caplog.set_level(logging.INFO, "backend_client")
     submit(commits, 0)
     wait_until(lambda: group.tries == 1)
@@ -92,7 +92,7 @@ def test_a_refusal_is_reported_and_tried_again(
     assert commits.flush(30)
     reports = [record.getMessage() for record in caplog.records]
     assert reports == [
-        "the offsets of checkpoint 0 are not committed to consumer group 'g', it is tried again: the brokers are away",
+        "the offsets of checkpoint 0 could not be committed to consumer group 'g', retrying: the brokers are away",
         "the offsets of checkpoint 0 are committed to consumer group 'g'",
     ]
 

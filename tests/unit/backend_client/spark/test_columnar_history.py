@@ -1,5 +1,5 @@
 """
-What a batch of a columnar operator tells the next one.
+The facts that a batch of a columnar operator passes to the next one.
 
 A failure means wrong results after rows were set aside, or ended state that stays forever.
 """
@@ -64,7 +64,7 @@ def test_rows_are_combined_while_there_are_many_per_group() -> None:
 
 
 def test_rows_that_may_be_logged_come_as_they_are() -> None:
-    """A task that may set its rows aside, or runs earlier ones, gets rows: they run later by the operator of then."""
+    """A task that may set its rows aside, or runs earlier ones, gets rows, which an operator runs later."""
     known = history(Count())
     known.took("op", batch(0), [receipt(ROWS_MIN, 1)])
     for failover in (

@@ -1,4 +1,4 @@
-"""What the end of a query tells its output."""
+"""The calls of a query's end to its output."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a batch's tasks are told while tables are being restored, and what waits after it."""
+"""The instructions for a batch's tasks while tables are being restored, and the rows that wait after it."""
 
 from __future__ import annotations
 
@@ -84,7 +84,7 @@ class Query:
 
     @property
     def waiting(self) -> list[RowsSetAside]:
-        """What the newest checkpoint lists."""
+        """The entries that the newest checkpoint lists."""
         assert self.latest is not None
         return [entry for info in self.latest.operators for entry in info.set_aside]
 
@@ -276,7 +276,7 @@ def test_failed_restore_is_tried_again() -> None:
 
 
 def test_batch_that_waits_ends_with_its_query() -> None:
-    """Whoever stops a query does not wait for its tables, and no batch begins without them."""
+    """Stopping a query does not wait for its tables, and no batch begins without them."""
     query = Query()
     query.batch()
     query.batch(stalled(1, rows=5))
@@ -303,7 +303,7 @@ def test_batch_that_waits_ends_with_its_query() -> None:
 
 
 def test_rows_of_a_renamed_operator_run() -> None:
-    """What waits for an operator's table is run by it under its new name, by the first batch, and is listed no more."""
+    """The first batch runs the rows that wait for an operator's table under its new name, and lists them no more."""
     before = Query()
     before.batch()
     before.batch(stalled(0, rows=7))

@@ -75,7 +75,7 @@ def test_waiting_rows_have_the_query_columns() -> None:
 
 
 def test_waiting_rows_are_not_late_for_a_new_operator() -> None:
-    """An operator in event time that a restart adds behind would drop what comes of them; before them, it may be."""
+    """A restart may add an operator in event time before them, not after them: it would drop their output."""
     columns = SCHEMA.simpleString()
     chain = query(("a", TimeMode.NONE), ("b", TimeMode.EVENT))
     for waiting in (RowsSetAside(4, 0, 9, 5, 70), RowsSetAside(4, 0, 9, 0, 0)):

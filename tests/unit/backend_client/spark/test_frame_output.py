@@ -236,7 +236,7 @@ def test_whole_numbers_become_decimals_if_spark_is_told_so() -> None:
 
 
 def test_bytes_that_change_after_their_yield() -> None:
-    """A bytearray that a processor fills anew for each frame is emitted as it was yielded, as in Spark."""
+    """A bytearray that a processor refills for each frame is emitted as it was yielded, as in Spark."""
     converter, buffer = FramesToArrow(StructType().add("raw", BinaryType()), SETTINGS), bytearray(b"a")
 
     def yielded() -> Iterator[pd.DataFrame]:

@@ -21,7 +21,7 @@ class Application:
     ) -> None:
         self.executors = list(executors)
         self.ids: set[str] | None = None
-        """Of the executors that are there, if Spark has not recorded them all."""
+        """The answer about the present executors, if Spark has not recorded them all."""
         monkeypatch.setattr(places, "executor_addresses", lambda _: str([host for _, host in self.executors]))
         monkeypatch.setattr(places, "executor_ids", lambda _: frozenset(self.ids or dict(self.executors)))
         monkeypatch.setattr(places, "executors_at", lambda *_: [(*one, cores) for one in self.executors])
@@ -118,7 +118,7 @@ def test_host_that_is_back_takes_over_what_it_had(monkeypatch: pytest.MonkeyPatc
 
 
 def test_partition_that_moved_meanwhile_is_not_taken_over(monkeypatch: pytest.MonkeyPatch) -> None:
-    """What was decided before another loss counts only for partitions that are where they were then."""
+    """A decision from before another loss counts only for partitions that have not moved since."""
     application = Application(monkeypatch, ("0", "a"), ("1", "b"), keeps_copies=False)
     application.seats()
     application.executors.append(("2", "c"))

@@ -1,5 +1,5 @@
 """
-What a batch's failed jobs tell, while Spark records them.
+The reasons of a batch's failed jobs, while Spark records them.
 
 A failure means that a loss which the user's function has caught goes unnoticed.
 """

@@ -1,4 +1,4 @@
-"""What becomes of executors that have come later, without standbys; Spark's part is played."""
+"""The treatment of executors that joined later, without standbys; Spark's part is played."""
 
 from __future__ import annotations
 

@@ -80,7 +80,7 @@ def test_kind_is_stored_or_inferred_from_states(
     ("kind", "states", "columnar", "message"),
     [
         (ROWS, {}, True, "was started with a processor that is of the Row or pandas API, now it is columnar"),
-        (None, ROW_STATES, True, "now it is columnar.*use the former kind again, or start with another job name"),
+        (None, ROW_STATES, True, "now it is columnar.*use the stored kind again, or start with another job name"),
         (COLUMNS, COLUMNAR_STATES, False, "with a processor that is columnar, now it is of the Row or pandas API"),
         (None, COLUMNAR_STATES, False, "now it is of the Row or pandas API"),
     ],

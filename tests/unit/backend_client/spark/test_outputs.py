@@ -1,4 +1,4 @@
-"""What a sink's output has published when a query starts, and when a batch waits for that of those before it."""
+"""The checkpoints that a sink's output publishes when a query starts, and the batches that wait for earlier ones."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What keeps partitions with their executors, apart from Spark's part in it."""
+"""The pinning of partitions to their executors, apart from Spark's part in it."""
 
 from __future__ import annotations
 

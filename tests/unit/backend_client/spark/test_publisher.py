@@ -95,7 +95,7 @@ def test_failures_are_repeated_and_block_only_at_the_bound(system: System, publi
 
 
 def test_a_new_reason_is_reported_at_once(caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The same reason is reported once a minute; another one tells that the first is mended."""
+    """The same reason is reported once a minute; another reason shows that the first one is fixed."""
     monkeypatch.setattr(publisher_module, "_FIRST_PAUSE_S", 0.01)
     reasons = iter(["the topic is full", "the topic is full", "the topic is gone"])
 
@@ -138,7 +138,7 @@ def test_a_publish_that_takes_long_is_reported(
 
 
 def test_late_publish_knows_a_checkpoint_that_is_stored(system: System, publisher: Publisher) -> None:
-    """What waits long may be subsumed meanwhile; each try reads the log of the newest checkpoint, if it must."""
+    """A checkpoint that waits long may be subsumed meanwhile; each try reads the log of the newest one, if it must."""
     publisher.submit(target(0), 10)
     wait_until(lambda: system.refused)
     publisher.submit(target(1), 10)

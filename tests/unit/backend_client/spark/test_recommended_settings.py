@@ -24,7 +24,7 @@ def test_settings_of_an_application_are_compared() -> None:
 
 
 def test_each_setting_is_printed_and_documented(capsys: pytest.CaptureFixture[str]) -> None:
-    """What the command prints can stand in a command line of spark-submit; operations.md has the same values."""
+    """The command's output can be part of a command line of spark-submit; operations.md has the same values."""
     assert main(["recommended-settings"]) == 0
 
     captured, documented = capsys.readouterr(), DOCS.read_text(encoding="utf-8")

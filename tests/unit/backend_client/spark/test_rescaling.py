@@ -66,7 +66,7 @@ def test_batch_switches_after_both_passes() -> None:
 
 
 def test_renamed_operator_is_asked_for_by_its_present_name() -> None:
-    """What is prepared is its table, which keeps the first name."""
+    """The preparation is that of its table, which keeps the first name."""
     prepare = Preparation()
     prepare.may_go_on.release(100)
     renamed = [OperatorInfo("one", 2, "", {}, called="two"), OperatorInfo("two.2", 4, "", {}, called="one")]

@@ -325,7 +325,7 @@ class TestRowsToArrow:
         assert pairs.to_pylist() == [{"n": 0, "list": [0]}, {"n": 1, "list": [0, 1]}]
 
     def test_arrays_and_bytes_are_taken_as_they_are_yielded(self) -> None:
-        """What a processor fills anew for each key is emitted as yielded: bytes, arrays and lists in tuples."""
+        """Values that a processor refills for each key are emitted as yielded: bytes, arrays and lists in tuples."""
         numbers, lists = ArrayType(LongType()), ArrayType(ArrayType(LongType()))
         converter = RowsToArrow(StructType().add("raw", BinaryType()).add("numbers", numbers).add("lists", lists))
         buffer, array, items = bytearray(b"?"), np.zeros(2, np.int64), [0]

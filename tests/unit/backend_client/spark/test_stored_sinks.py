@@ -1,4 +1,4 @@
-"""What a start has published of an earlier run's output."""
+"""The output of an earlier run that a start publishes."""
 
 from __future__ import annotations
 

@@ -43,7 +43,7 @@ def test_worker_has_all_modules_when_it_starts() -> None:
 
 
 def test_nothing_but_the_port_is_written() -> None:
-    """What a module prints when it is imported, and a module that is not there, do not disturb Spark."""
+    """The output of a module's import, and a missing module, do not disturb Spark."""
     program = f"from {MODULE} import preload; preload(['this', 'no.such.module']); print(42)"
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
     assert done.stdout == "42\n"

@@ -1,4 +1,4 @@
-"""What a failed task's error says."""
+"""The error of a failed task."""
 
 from __future__ import annotations
 

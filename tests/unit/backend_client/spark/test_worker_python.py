@@ -1,4 +1,4 @@
-"""What is said of workers whose Python cannot run tasks; Spark's part is played."""
+"""The error about workers whose Python cannot run tasks; Spark's part is played."""
 
 from __future__ import annotations
 

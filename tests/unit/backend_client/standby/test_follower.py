@@ -1,4 +1,4 @@
-"""What a follower does in its rounds."""
+"""The rounds of a follower."""
 
 from __future__ import annotations
 

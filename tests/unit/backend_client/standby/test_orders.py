@@ -31,7 +31,7 @@ TABLES = (TableName("op", KeyGroupRange(0, 63)), TableName("Zählung", KeyGroupR
 
 
 def test_order_and_status_are_read_as_written(tmp_path: Path) -> None:
-    """What a task writes is what the follower gets, and the other way round; each file is replaced as a whole."""
+    """The follower reads exactly what a task wrote, and the other way round; each file is replaced as a whole."""
     order, status = Order(SETTINGS, "uid", 3, BASE, TABLES), StandbyStatus(2, 1, 6, 100, 200, 300)
     for _ in range(2):
         write(tmp_path, ORDER, order)

@@ -1,4 +1,4 @@
-"""What tasks do for their host's follower: hand orders on once, and start it where it is needed."""
+"""The work of tasks for their host's follower: they hand orders on once, and start it where it is needed."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a follower does next."""
+"""The next step of a follower."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ def test_largest_copy_is_given_up_when_room_runs_out() -> None:
     ],
 )
 def test_table_that_a_task_has_used_is_not_taken_back(version: CheckpointRef | None, behind: bool) -> None:
-    """A table at the checkpoint or beyond it is left alone: to go back it would be made anew from the storage."""
+    """A table at the checkpoint or beyond it is left alone: to go back it would be made again from the storage."""
     assert is_behind(version, CheckpointRef(7, 0, "v")) is behind
 
 

@@ -59,7 +59,7 @@ def test_intervals_are_hashed_as_their_microseconds(kind: str) -> None:
 
 @pytest.mark.parametrize("kind", ["string collate UTF8_LCASE", "variant", "interval year to month"])
 def test_other_types_are_refused(kind: str) -> None:
-    """What only Spark can hash is refused by name, before anything is rewritten."""
+    """A type that only Spark can hash is refused by name, before anything is rewritten."""
     with pytest.raises(InvalidInputError, match="key column k is of type"):
         KeyHash(json.dumps(struct(k=kind)))
 
@@ -70,7 +70,7 @@ def test_key_groups_of_a_hash() -> None:
 
 
 def test_first_key_of_an_entry() -> None:
-    """What follows a key is left out; damaged bytes are an error."""
+    """Bytes after a key are ignored; damaged bytes are an error."""
     schema = json.dumps(struct(a="string", b="integer"))
     data = KeyCodec(schema).encode(("x", 3))
     assert KeyHash(schema).first(data + data) == KeyHash(schema).first(data)

@@ -113,7 +113,7 @@ def test_writer_runs_its_job_and_reads_nothing_of_another(client: TestClient) ->
 
 
 def test_fork_needs_rights_on_both_jobs(client: TestClient) -> None:
-    """Who runs a job may fork it into another one of its jobs, and hands its state to nobody else's job."""
+    """The right to run a job allows a fork into another one of the caller's jobs, and into no foreign job."""
     client.headers = bearer("writer-token")
     mine = Life(client, "mine")
     mine.open()

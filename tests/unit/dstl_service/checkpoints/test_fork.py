@@ -445,7 +445,7 @@ def test_fork_of_a_deleted_parent_is_refused(family: Family) -> None:
 
 @pytest.mark.parametrize("puts", range(40))
 def test_fork_that_dies_anywhere_is_finished_or_never_was(family: Family, puts: int) -> None:
-    """I3, I11, I12: wherever a fork dies, its job exists, and whoever comes next finishes it, or nothing stays."""
+    """I3, I11, I12: wherever a fork dies, its job exists, and the next process finishes it, or nothing stays."""
     is_decided = fork_that_dies(family, puts)
     family.go_on("job")
 

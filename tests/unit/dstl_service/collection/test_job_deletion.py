@@ -139,7 +139,7 @@ def test_set_of_a_deleted_job_is_refused() -> None:
 
 
 def test_commands(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """`dstl jobs` and `dstl delete`; the latter deletes nothing without being told to."""
+    """`dstl jobs` and `dstl delete`; `dstl delete` deletes nothing without being told to."""
     for key in ("job.json", "segments/host/1.seg"):
         path = tmp_path / "job" / key
         path.parent.mkdir(parents=True, exist_ok=True)

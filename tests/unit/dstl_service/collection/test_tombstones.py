@@ -345,7 +345,7 @@ def test_commands_delete_and_undelete(run: Any, tmp_path: Path) -> None:
     assert "dstl undelete" in run("rewind", "--checkpoint", "0")[1]
     assert "was deleted by" in run("gc", "--delete")[1]
     assert (tmp_path / "job" / "job.json").exists()
-    assert "is back" in run("undelete")[1]
+    assert "is restored" in run("undelete")[1]
     assert run("jobs")[1] == "job\n"
     assert run("savepoints", "--create", "kept")[0] == 0
     assert "objects of" in run("delete", "--write", "--now")[1]

@@ -47,7 +47,7 @@ def test_no_flipped_bit_changes_what_an_object_says(kind: str) -> None:
 
 @pytest.mark.parametrize("kind", DECODERS)
 def test_objects_of_earlier_versions_have_no_checksum(kind: str) -> None:
-    """They are read as ever, and earlier versions find all that they read in those of this one."""
+    """They are read as before, and earlier versions find all that they read in those of this one."""
     data, decode, _ = DECODERS[kind]
     document = json.loads(data)
     assert list(document)[-1] == "checksum"

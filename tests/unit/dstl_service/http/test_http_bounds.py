@@ -1,4 +1,4 @@
-"""What a connection may send besides the body of a request: the real parser and protocol on an in-memory transport."""
+"""The bounds of a connection apart from request bodies: the real parser and protocol on an in-memory transport."""
 
 from __future__ import annotations
 

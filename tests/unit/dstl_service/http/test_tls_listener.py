@@ -1,4 +1,4 @@
-"""What a TLS port accepts before the client is known: real sockets and handshakes, in one process."""
+"""The bounds of a TLS port before the client is known: real sockets and handshakes, in one process."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a service caches of its jobs, and when it evicts it."""
+"""A service's cache of its jobs, and the eviction from it."""
 
 from __future__ import annotations
 

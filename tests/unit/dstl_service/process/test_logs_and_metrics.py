@@ -1,4 +1,4 @@
-"""What operators of the service see: log lines and metrics."""
+"""The service as its operators see it: log lines and metrics."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What the process does with freed memory."""
+"""The process's use of freed memory."""
 
 from __future__ import annotations
 

@@ -405,7 +405,7 @@ class TestRead:
         store.delete([info.key for info in store.list("job/") if not info.key.startswith(left)])
         assert list(store.list(left))
 
-        with pytest.raises(CorruptDataError, match=rf"job/job\.json is lost, for {left}.* exists.*fsck --rebuild"):
+        with pytest.raises(CorruptDataError, match=rf"job/job\.json is lost, since {left}.* exists.*fsck --rebuild"):
             opened(store, host=2)
         assert not any(info.key == "job/job.json" for info in store.list("job/"))
 

@@ -1,4 +1,4 @@
-"""What deletions and listings read of savepoints: each object once, however often they look."""
+"""The reads of savepoints by deletions and listings: each object once, however often they look."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ def test_each_savepoint_is_read_once() -> None:
 
 
 def test_deleted_savepoint_keeps_nothing() -> None:
-    """What was read of a savepoint is forgotten with it, whichever process deleted it; a new one is read."""
+    """The cached content of a savepoint is dropped with it, whichever process deleted it; a new one is read."""
     store = RecordingStore(MemoryStore())
     job_store = saved_job(store, ["one"])
     assert job_store.savepoints.object_keys()
@@ -61,7 +61,7 @@ def test_deleted_savepoint_keeps_nothing() -> None:
 
 
 def test_memory_for_savepoints_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
-    """What has no room is read again each time."""
+    """Content without room in the cache is read again each time."""
     monkeypatch.setattr(named_objects, "_SAVED_KEYS_MAX", 1)
     store = RecordingStore(MemoryStore())
     job_store = saved_job(store, ["one", "other"])
@@ -89,7 +89,7 @@ def test_listings_read_each_savepoint_once() -> None:
 
 
 def test_memory_for_listings_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
-    """What has no room is read again by each listing."""
+    """Content without room in the cache is read again by each listing."""
     monkeypatch.setattr(named_objects, "_INFO_CHARS_MAX", 1)
     store = RecordingStore(MemoryStore())
     job_store = saved_job(store, ["one", "other"])

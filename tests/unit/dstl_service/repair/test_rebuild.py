@@ -471,7 +471,7 @@ def test_ids_of_lost_checkpoints_come_again_on_another_branch(published: Story) 
 
     assert (report.sinks, report.branch > 2) == (["output"], True)
     assert published.restored(report.checkpoint) == published.contents[-1]
-    for line in ("sets its Spark checkpoint back", "comes again: output"):
+    for line in ("sets its Spark checkpoint back", "is published again: output"):
         assert line in "\n".join(describe_rebuild(report))
     newest = opened(published.store).newest()
     assert newest is not None

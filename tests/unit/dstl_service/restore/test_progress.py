@@ -1,4 +1,4 @@
-"""What a long restore says of itself."""
+"""The log lines of a long restore."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ def clock() -> FakeClock:
 
 @pytest.fixture
 def counted() -> list[int]:
-    """What metrics were told."""
+    """The values passed to the metrics."""
     return []
 
 

@@ -1,4 +1,4 @@
-"""What metrics show of restores while they run, and after their clients disconnect."""
+"""The metrics of restores while they run, and after their clients disconnect."""
 
 from __future__ import annotations
 

@@ -178,7 +178,7 @@ def test_no_early_attempt_beyond_the_share() -> None:
 
 
 def test_durations_of_uploads_are_measured() -> None:
-    """What attempts take is what later ones are compared with, whether they won or not; failed ones are not."""
+    """Later attempts are compared with the durations of earlier ones, winners or not, but not of failed ones."""
     made = TimedBench(HEDGED, Fault("put", FaultKind.FAIL_BEFORE, times=1), hedge_share_max=0.5)
 
     async def story(made: TimedBench, upload: Upload) -> None:

@@ -1,4 +1,4 @@
-"""What is taken for a change, and what for a dirty record."""
+"""The records that are changes, and the dirty ones."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import pyarrow as pa
 import pytest
 
 from examples.merchant_orders.changes import Change, DirtyRecordError, changes_of, sort_out
-from examples.merchant_orders.dirty import dirty_record
+from examples.merchant_orders.events.dirty import dirty_record
 from examples.merchant_orders.topics import MERCHANTS, ORDERS, REFUNDS
 
 ORDER = {
@@ -125,7 +125,7 @@ def test_dirty_record_is_refused_with_its_reason(topic: str, value: bytes, reaso
 
 
 def test_deleted_row_may_be_impossible() -> None:
-    """Of a row that is gone only the key counts: a refusal would keep it in the result for ever."""
+    """Only the key counts of a row that is gone: a refusal would keep the row in the result for ever."""
     assert changes_of(ORDERS, debezium("d", {**ORDER, "amount_cents": -1}, None)) == [Change("orders", 9, True, 1, 7)]
 
 

@@ -1,4 +1,4 @@
-"""What makes a run wrong, whether it is strict or not."""
+"""The differences that make a run wrong, whether it is strict or not."""
 
 from __future__ import annotations
 
@@ -11,10 +11,10 @@ import psycopg
 import pytest
 
 from examples.merchant_orders import demo
-from examples.merchant_orders.checks import Expected
-from examples.merchant_orders.reader import Record
-from examples.merchant_orders.run import Run
 from examples.merchant_orders.topics import DEAD_LETTERS, RESULT
+from examples.merchant_orders.trial.checks import Expected
+from examples.merchant_orders.trial.reader import Record
+from examples.merchant_orders.trial.run import Run
 
 PLACE = ("shop.refunds", 1, 9)
 LETTER = Record(0, 0, None, b"", {"topic": PLACE[0], "partition": "1", "offset": "9", "reason": "broken JSON: ?"})

@@ -1,4 +1,4 @@
-"""What is made of a query's outputs: gaps by partition, missing and wrong rows."""
+"""The evaluation of a query's outputs: gaps by partition, missing and wrong rows."""
 
 from __future__ import annotations
 

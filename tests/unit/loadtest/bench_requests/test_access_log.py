@@ -13,7 +13,7 @@ def _line(operation: str, key: str = "-") -> str:
 
 
 def test_requests_from_commit_to_commit() -> None:
-    """What follows a batch's commit is the next batch's, its own commit included; a repeated commit ends nothing."""
+    """Requests after a batch's commit are the next batch's, its own commit included; a repeated commit ends nothing."""
     lines = [
         "log starts 2026",
         _line("PutObject", "a/commits/0"),

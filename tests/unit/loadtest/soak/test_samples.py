@@ -1,4 +1,4 @@
-"""What grows in a long run is told from what is flat."""
+"""Measures that grow in a long run are told from flat ones."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ def run(objects: Callable[[int], float], count: int = 30) -> list[Sample]:
 
 
 def test_flat_run_reaches_all_goals() -> None:
-    """What keeps its size, or grows in the first third only, is flat."""
+    """A measure that keeps its size, or grows in the first third only, is flat."""
     found = figures(run(lambda n: min(n, 10) * 100), 300)
 
     assert [figure.name for figure in found if figure.holds is False] == []

@@ -30,7 +30,7 @@ def test_cells_have_their_values() -> None:
 
 
 def test_labels_do_not_overlap() -> None:
-    """Of many columns as many labels are shown as there is room for."""
+    """If there are many columns, only as many labels are shown as there is room for."""
     columns = {str(number): f"{number:02d}:00" for number in range(120)}
 
     xs = [float(x) for x in re.findall(r'<text x="([\d.]+)" y="\d+">', heat_map("", {"1": "x"}, columns, {}))]

@@ -111,7 +111,7 @@ def test_unfit_input_is_refused() -> None:
 
 
 def test_other_columns_or_waits_have_other_state() -> None:
-    """What the stored bytes depend on is in the names of the state's columns, which a start compares."""
+    """The names of the state's columns contain all that the stored bytes depend on, and a start compares them."""
     names = new_task((10, 5)).plan.processor.state_schema(ROWS).names
     assert names == [
         "l (at timestamp[us, tz=UTC], id int64, text string) waiting 10 s",

@@ -1,0 +1,1 @@
+"""Groups of cases whose attack is the content of a request."""

@@ -1,0 +1,1 @@
+"""A service of our own, started in several ways, and a job without Spark that calls it."""

@@ -19,6 +19,7 @@ from backend_client.spark.failover.restoring import Restoring
 from backend_client.spark.query import Operator
 from dstl_service.wire import REMOVED, ChangeSetRef, CheckpointInfo, CheckpointRef, OperatorInfo, RowsSetAside
 from storage.errors import UnavailableError
+from storage.key_groups import KeyGroupRange
 from tests.waiting import wait_until
 
 INFO = OperatorInfo("op", 2, "{}", {}, kind="rows")
@@ -130,6 +131,28 @@ def test_stalled_partition_does_not_try_while_it_is_restored() -> None:
     assert query.waiting == []
     assert query.latest is not None
     assert [info.name for info in query.latest.operators] == ["op", "op.set-aside"], "it says that nothing waits"
+
+
+def test_partitions_do_not_look_at_what_waits_for_others(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A batch's own work grows with what waits, not with that times the number of partitions."""
+    partitions, batches, looks = 200, 5, 0
+    query = Query(TimeMode.EVENT, parallelism=partitions)
+    query.failover.max_parallelism = partitions
+    query.batch()
+    for _ in range(batches):
+        query.batch(*(stalled(number, rows=5) for number in range(0, partitions, 2)))
+    assert len(query.waiting) == batches * partitions / 2
+
+    def counted(entry: RowsSetAside) -> KeyGroupRange:
+        nonlocal looks
+        looks += 1
+        return KeyGroupRange(entry.first_key_group, entry.last_key_group)
+
+    monkeypatch.setattr(RowsSetAside, "key_groups", property(counted))
+    query.told(query.begin())
+    query.batch(*(stalled(number, rows=5) for number in range(0, partitions, 2)))
+    assert len(query.waiting) == (batches + 1) * partitions / 2
+    assert looks < 10 * len(query.waiting)
 
 
 def test_restore_that_ended_within_a_batch_is_of_use_to_the_next() -> None:

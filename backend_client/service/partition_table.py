@@ -13,6 +13,7 @@ from functools import partial
 import pyarrow as pa
 
 from backend_client.service.deadline import Deadline
+from backend_client.service.hand_over import hand_over_snapshot
 from backend_client.service.job_session import kept_client
 from backend_client.service.restore import Advance, SlowRestoreError, advance_to_base
 from backend_client.settings import BackendSettings
@@ -84,10 +85,15 @@ class TablePreparation:
     base: CheckpointRef
 
     def __call__(self, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-        """Advance the tables of these partitions to the base, and leave them on this host's disk."""
+        """Advance the tables of these partitions to the base, and leave them on this host's disk, as tasks do."""
         for batch in batches:
             for at in batch.column(0).to_pylist():
                 key_groups = self.key_groups[at]
                 table, advance = open_partition(self.settings, self.job_uid, self.operator, key_groups, self.base)
-                table.close()
+                try:
+                    if advance.materialize:  # else the sidecar waits for the answer, and asks no later task
+                        client, job = kept_client(self.settings), self.settings.job
+                        hand_over_snapshot(table, client, job, self.operator, key_groups, self.base)
+                finally:
+                    table.close()
                 yield pa.RecordBatch.from_arrays([pa.array([advance.changes], pa.int64())], ["changes"])

@@ -249,8 +249,8 @@ class BatchFailover:
             key_groups = [self._query.key_groups(info, receipt.partition) for receipt in stalled]
             waiting = self._waiting.get(companion_of(name), ())
             self._after[name] = after_batch(waiting, key_groups, added, with_lost=self._replays)
-            if added:
-                self._check(name)
+        for name in filter(self._adding.get, self._infos):  # at last: a limit counts all operators together
+            self._check(name)
 
     @property
     def refs(self) -> list[ChangeSetRef]:

@@ -6,6 +6,7 @@ The task of a batch opens it for its rows; a `TablePreparation` opens it earlier
 
 from __future__ import annotations
 
+import time
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from functools import partial
@@ -22,8 +23,8 @@ from backend_client.table.state_table import StateTable
 from dstl_service.wire import CheckpointRef
 from storage.key_groups import KeyGroupRange
 
-PREPARED = "changes long"
-"""Schema of the output: for each prepared table the number of changes that it lacked."""
+PREPARED = "changes long, seconds double"
+"""Schema of the output: for each prepared table the number of changes that it lacked, and how long that took."""
 
 
 def open_partition(
@@ -88,7 +89,7 @@ class TablePreparation:
         """Advance the tables of these partitions to the base, and leave them on this host's disk, as tasks do."""
         for batch in batches:
             for at in batch.column(0).to_pylist():
-                key_groups = self.key_groups[at]
+                key_groups, begun_s = self.key_groups[at], time.monotonic()
                 table, advance = open_partition(self.settings, self.job_uid, self.operator, key_groups, self.base)
                 try:
                     if advance.materialize:  # else the sidecar waits for the answer, and asks no later task
@@ -96,4 +97,5 @@ class TablePreparation:
                         hand_over_snapshot(table, client, job, self.operator, key_groups, self.base)
                 finally:
                     table.close()
-                yield pa.RecordBatch.from_arrays([pa.array([advance.changes], pa.int64())], ["changes"])
+                taken_s = time.monotonic() - begun_s
+                yield pa.RecordBatch.from_pydict({"changes": [advance.changes], "seconds": [taken_s]})

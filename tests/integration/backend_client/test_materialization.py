@@ -87,16 +87,17 @@ def test_prepared_tables_hand_their_snapshots_over(job: MaterializingJob, tmp_pa
     assert base is not None
     before = job.metric("dstl_materializations_triggered_total")
     indexes = pa.RecordBatch.from_arrays([pa.array(range(3))], ["at"])
-    changes = [*TablePreparation(settings, "uid", "op", ranges, base)([indexes])]
+    prepared = pa.Table.from_batches(TablePreparation(settings, "uid", "op", ranges, base)([indexes]))
 
-    assert sum(batch.num_rows for batch in changes) == 3
+    assert prepared.num_rows == 3
+    assert all(seconds > 0 for seconds in prepared["seconds"].to_pylist())
     assert job.metric("dstl_materializations_triggered_total") > before
     assert job.metric("dstl_materializations_started_total") == job.metric("dstl_materializations_triggered_total")
 
     job.parallelism = 3
-    prepared = {key_groups.to_text() for key_groups in ranges}
+    wanted = {key_groups.to_text() for key_groups in ranges}
     stored = "snapshots of the prepared tables"
-    job.batches_until(lambda: prepared <= {item.key_groups.to_text() for item in job.view().materializations}, stored)
+    job.batches_until(lambda: wanted <= {item.key_groups.to_text() for item in job.view().materializations}, stored)
     assert job.restored(3, "after") == job.state
     assert job.metric("dstl_materializations_failed_total") == 0
 

@@ -7,7 +7,8 @@ rows only says that a batch's time has not passed in the partition yet: timers m
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Iterator, Sequence
+from collections import defaultdict
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from itertools import groupby
 
@@ -35,6 +36,21 @@ def companion_info(operator: OperatorInfo, columns: str, waiting: Waiting) -> Op
     return OperatorInfo(
         companion_of(operator.name), operator.parallelism, columns, {}, kind=SET_ASIDE, set_aside=list(waiting)
     )
+
+
+def by_owner(waiting: Iterable[RowsSetAside], parallelism: int, max_parallelism: int) -> Mapping[int, Waiting]:
+    """
+    Return the entries of each partition that has any.
+
+    There may be thousands of partitions and of entries, so no partition looks at those of all others.
+    """
+    found = defaultdict[int, list[RowsSetAside]](list)
+    for entry in waiting:
+        groups = entry.first_key_group, entry.last_key_group
+        first, last = (key_group * parallelism // max_parallelism for key_group in groups)
+        for partition in range(first, last + 1):
+            found[partition].append(entry)
+    return {partition: tuple(entries) for partition, entries in found.items()}
 
 
 def to_run(waiting: Iterable[RowsSetAside], key_groups: KeyGroupRange, *, with_lost: bool = False) -> Waiting:
@@ -68,12 +84,11 @@ def after_batch(
     Raises:
         InternalError: A stalled partition has a part of other partitions' rows, of which the rest has run.
     """
-    left = []
-    for entry in waiting:
-        if (entry.is_lost and not with_lost) or entry.key_groups in stalled:
-            left.append(entry)
-        elif any(entry.key_groups.intersects(other) for other in stalled):
-            raise InternalError(f"rows of key groups {entry.key_groups.to_text()} have run in part")
+    own = frozenset(stalled)
+    left = [entry for entry in waiting if (entry.is_lost and not with_lost) or entry.key_groups in own]
+    for key_groups in {entry.key_groups for entry in waiting if with_lost or not entry.is_lost} - own:
+        if any(key_groups.intersects(other) for other in own):
+            raise InternalError(f"rows of key groups {key_groups.to_text()} have run in part")
     return (*left, *added)
 
 

@@ -6,6 +6,7 @@ The task of a batch opens it for its rows; a `TablePreparation` opens it earlier
 
 from __future__ import annotations
 
+import time
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from functools import partial
@@ -13,6 +14,7 @@ from functools import partial
 import pyarrow as pa
 
 from backend_client.service.deadline import Deadline
+from backend_client.service.hand_over import hand_over_snapshot
 from backend_client.service.job_session import kept_client
 from backend_client.service.restore import Advance, SlowRestoreError, advance_to_base
 from backend_client.settings import BackendSettings
@@ -21,8 +23,8 @@ from backend_client.table.state_table import StateTable
 from dstl_service.wire import CheckpointRef
 from storage.key_groups import KeyGroupRange
 
-PREPARED = "changes long"
-"""Schema of the output: for each prepared table the number of changes that it lacked."""
+PREPARED = "changes long, seconds double"
+"""Schema of the output: for each prepared table the number of changes that it lacked, and how long that took."""
 
 
 def open_partition(
@@ -84,10 +86,16 @@ class TablePreparation:
     base: CheckpointRef
 
     def __call__(self, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-        """Advance the tables of these partitions to the base, and leave them on this host's disk."""
+        """Advance the tables of these partitions to the base, and leave them on this host's disk, as tasks do."""
         for batch in batches:
             for at in batch.column(0).to_pylist():
-                key_groups = self.key_groups[at]
+                key_groups, begun_s = self.key_groups[at], time.monotonic()
                 table, advance = open_partition(self.settings, self.job_uid, self.operator, key_groups, self.base)
-                table.close()
-                yield pa.RecordBatch.from_arrays([pa.array([advance.changes], pa.int64())], ["changes"])
+                try:
+                    if advance.materialize:  # else the sidecar waits for the answer, and asks no later task
+                        client, job = kept_client(self.settings), self.settings.job
+                        hand_over_snapshot(table, client, job, self.operator, key_groups, self.base)
+                finally:
+                    table.close()
+                taken_s = time.monotonic() - begun_s
+                yield pa.RecordBatch.from_pydict({"changes": [advance.changes], "seconds": [taken_s]})

@@ -21,6 +21,7 @@ from backend_client.failover.patience import PartitionState, Patience, TaskFailo
 from backend_client.failover.set_aside_entries import (
     Waiting,
     after_batch,
+    by_owner,
     companion_info,
     companion_of,
     size_bytes,
@@ -161,7 +162,7 @@ class BatchFailover:
         self._query = query
         self._checkpoint_id = checkpoint_id
         self._waiting = waiting
-        # Lost rows may be listed by the thousand, and every partition looks here.
+        self._by_owner: dict[str, Mapping[int, Waiting]] = {}
         self._to_run = waiting if replays else {name: without_lost(entries) for name, entries in waiting.items()}
         self._time = at
         self._now_s = now_s
@@ -184,8 +185,7 @@ class BatchFailover:
         alike: dict[Patience, Patience] = {}
         untried = self._untried[info.name] = set()
         for partition in range(info.parallelism):
-            entries = self._entries(info, partition)
-            if entries:
+            if entries := self._entries(info, partition):
                 waiting[partition] = entries
             state = PartitionState(
                 has_waiting=bool(entries),
@@ -249,8 +249,8 @@ class BatchFailover:
             key_groups = [self._query.key_groups(info, receipt.partition) for receipt in stalled]
             waiting = self._waiting.get(companion_of(name), ())
             self._after[name] = after_batch(waiting, key_groups, added, with_lost=self._replays)
-            if added:
-                self._check(name)
+        for name in filter(self._adding.get, self._infos):  # at last: a limit counts all operators together
+            self._check(name)
 
     @property
     def refs(self) -> list[ChangeSetRef]:
@@ -297,10 +297,11 @@ class BatchFailover:
         return [receipt for receipt in self._receipts[name] if receipt.is_stalled]
 
     def _entries(self, info: OperatorInfo, partition: int) -> Waiting:
-        waiting = self._to_run.get(companion_of(info.name), ())
-        if not waiting:
-            return ()
-        return to_run(waiting, self._query.key_groups(info, partition), with_lost=self._replays)
+        if info.name not in self._by_owner:
+            waiting = self._to_run.get(companion_of(info.name), ())
+            self._by_owner[info.name] = by_owner(waiting, info.parallelism, self._query.max_parallelism)
+        entries = self._by_owner[info.name].get(partition)
+        return to_run(entries, self._query.key_groups(info, partition), with_lost=self._replays) if entries else ()
 
     def _added(self, info: OperatorInfo, receipt: Receipt, closed_ms: int | None) -> Iterable[RowsSetAside]:
         """Yield the waiting entries that a stalled partition adds."""

@@ -22,6 +22,8 @@ from storage.key_groups import key_group_range
 
 _SHARE = 4
 """A preparation uses at most one of this many cores, so that batches keep the others."""
+_TASK_S = 0.1
+"""A task has a core for about so much longer than its table takes."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,9 +43,9 @@ class TablePreparer:
     settings: BackendSettings
     hosts: Hosts | None
 
-    def __call__(self, operator: str, parallelism: int) -> Iterator[int]:
-        """Prepare all tables at the newest checkpoint; yield the number of tables after each job."""
-        return map(len, self.prepare(operator, parallelism, range(parallelism)))
+    def __call__(self, operator: str, parallelism: int) -> Iterator[float]:
+        """Prepare all tables at the newest checkpoint; yield for how many seconds each job had cores."""
+        return (seconds for _, seconds in self._jobs(operator, parallelism, range(parallelism)))
 
     def prepare_takeover(self, operator: str, takeover: Takeover) -> Iterator[Sequence[int]]:
         """Prepare tables where their partitions are taken over; yield as `prepare` does."""
@@ -61,6 +63,12 @@ class TablePreparer:
             partitions: The numbers of these.
             seats: Other places than the present ones.
         """
+        return (chosen for chosen, _ in self._jobs(operator, parallelism, partitions, seats))
+
+    def _jobs(
+        self, operator: str, parallelism: int, partitions: Sequence[int], seats: Seats | None = None
+    ) -> Iterator[tuple[Sequence[int], float]]:
+        """Do what `prepare` does; yield also for how many seconds each job had cores, without its wait for them."""
         own = own_session(self.spark)
         at_once = max(1, own.sparkContext.defaultParallelism // _SHARE)
         for first in range(0, len(partitions), at_once):
@@ -75,5 +83,5 @@ class TablePreparer:
                 frame = numbers_apart(own, 0, len(chosen))
             else:
                 frame = self.hosts.frame_of(chosen, parallelism, seats)
-            frame.mapInArrow(task.__call__, PREPARED).collect()
-            yield chosen
+            prepared = frame.mapInArrow(task.__call__, PREPARED).collect()
+            yield chosen, max((row.seconds for row in prepared), default=0.0) + _TASK_S

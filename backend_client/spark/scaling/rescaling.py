@@ -4,7 +4,8 @@ Changes the parallelism of operators while their query runs.
 A request first prepares the tables of the new partitions beside the batches: a few at a time, on the executors on which
 the new anchors place them, twice, so that the second pass only adds the changes of the batches meanwhile. The next
 batch then runs with the new parallelism, and its tables lack only the changes since the second pass. After each step
-there is a pause twice as long, so that batches have the executors for themselves for two thirds of the time.
+there is a pause twice as long as its tasks took, so that batches have the executors for themselves for two thirds of
+the time. Their wait for a core does not count: where batches leave none free, the query needs the partitions most.
 
 A failed preparation costs time, never correctness: the batch that switches then restores its tables itself.
 """
@@ -13,7 +14,6 @@ from __future__ import annotations
 
 import logging
 import threading
-import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 from itertools import chain
@@ -28,8 +28,12 @@ PASSES = 2
 _PAUSE = 2
 """How long a pause is, in steps."""
 
-Prepare = Callable[[str, int], Iterable[object]]
-"""Returns the steps that make the tables of an operator, by their name, ready for a parallelism; each step blocks."""
+Prepare = Callable[[str, int], Iterable[float]]
+"""
+Returns the steps that make the tables of an operator, by their name, ready for a parallelism.
+
+Each step blocks, and is the number of seconds for which it had cores.
+"""
 
 
 class Rescaling:
@@ -137,11 +141,9 @@ class Rescaling:
                 operator, parallelism = next(iter(self._wanted.items()))
             table = self._tables[operator]
             try:
-                begun_s = time.monotonic()
-                for step in chain.from_iterable(self._prepare(table, parallelism) for _ in range(PASSES)):
-                    logger.debug("tables of operator %s are prepared: %s", operator, step)
-                    self._closed.wait(_PAUSE * (time.monotonic() - begun_s))
-                    begun_s = time.monotonic()
+                for seconds in chain.from_iterable(self._prepare(table, parallelism) for _ in range(PASSES)):
+                    logger.debug("tables of operator %s are prepared, in %.1f s", operator, seconds)
+                    self._closed.wait(_PAUSE * seconds)
                     if self._wanted.get(operator) != parallelism:
                         break
             except Exception:

@@ -12,8 +12,11 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import pyarrow as pa
 import pytest
 
+from backend_client.service.partition_table import TablePreparation
+from backend_client.settings import BackendSettings
 from dstl_service.formats.manifest import ManifestKind
 from storage.errors import CorruptDataError
 from storage.key_groups import key_group_range
@@ -71,6 +74,32 @@ def test_rescaled_tables_copy_their_key_groups(job: MaterializingJob) -> None:
 
     for parallelism in (1, 3, 4):
         assert job.restored(parallelism, f"other-{parallelism}") == job.state
+
+
+def test_prepared_tables_hand_their_snapshots_over(job: MaterializingJob, tmp_path: Path) -> None:
+    """A table that is prepared beside the batches answers the request for a snapshot, which is not repeated soon."""
+    job.batches_until(lambda: materialized(job), "a materialization of both tables")
+    job.batch(report=report_none)
+    storage = (tmp_path / "store").as_uri()
+    settings = BackendSettings(storage, "job", service=job.sidecar.address, local_dir=str(tmp_path / "prepared"))
+    ranges = tuple(key_group_range(partition, 3, MAX_PARALLELISM) for partition in range(3))
+    base = job.base
+    assert base is not None
+    before = job.metric("dstl_materializations_triggered_total")
+    indexes = pa.RecordBatch.from_arrays([pa.array(range(3))], ["at"])
+    prepared = pa.Table.from_batches(TablePreparation(settings, "uid", "op", ranges, base)([indexes]))
+
+    assert prepared.num_rows == 3
+    assert all(seconds > 0 for seconds in prepared["seconds"].to_pylist())
+    assert job.metric("dstl_materializations_triggered_total") > before
+    assert job.metric("dstl_materializations_started_total") == job.metric("dstl_materializations_triggered_total")
+
+    job.parallelism = 3
+    wanted = {key_groups.to_text() for key_groups in ranges}
+    stored = "snapshots of the prepared tables"
+    job.batches_until(lambda: wanted <= {item.key_groups.to_text() for item in job.view().materializations}, stored)
+    assert job.restored(3, "after") == job.state
+    assert job.metric("dstl_materializations_failed_total") == 0
 
 
 def test_rescaled_job_replaces_old_snapshots(job: MaterializingJob) -> None:

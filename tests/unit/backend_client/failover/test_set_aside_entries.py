@@ -7,6 +7,7 @@ import pytest
 from backend_client.batch_time import BatchTime
 from backend_client.failover.set_aside_entries import (
     after_batch,
+    by_owner,
     by_partition,
     closing_time,
     companion_info,
@@ -15,7 +16,7 @@ from backend_client.failover.set_aside_entries import (
 )
 from dstl_service.wire import OperatorInfo, RowsSetAside
 from storage.errors import InternalError
-from storage.key_groups import KeyGroupRange
+from storage.key_groups import KeyGroupRange, key_group_range
 
 LEFT, RIGHT, ALL = KeyGroupRange(0, 9), KeyGroupRange(10, 19), KeyGroupRange(0, 19)
 
@@ -35,6 +36,18 @@ def test_partition_runs_its_own_in_order() -> None:
     both = (entry(8), entry(8, is_lost=True))
     assert [*by_partition(to_run((*both, entry(8, RIGHT)), ALL, with_lost=True))] == [both, (entry(8, RIGHT),)]
     assert to_run(waiting, KeyGroupRange(9, 10)) == to_run(waiting, ALL)
+
+
+@pytest.mark.parametrize("parallelism", [1, 2, 3, 30])
+def test_partitions_are_found_by_key_groups(parallelism: int) -> None:
+    """Each partition gets the entries that share key groups with it, whatever the parallelism that they are of."""
+    waiting = (entry(8, RIGHT), entry(7), entry(8), entry(9, KeyGroupRange(25, 29)))
+    found = by_owner(waiting, parallelism, 30)
+
+    for partition in range(parallelism):
+        own = key_group_range(partition, parallelism, 30)
+        assert to_run(found.get(partition, ()), own) == to_run(waiting, own)
+        assert len(found.get(partition, ())) == len(to_run(waiting, own))
 
 
 def test_only_stalled_partitions_keep_what_waits() -> None:

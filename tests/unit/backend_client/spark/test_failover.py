@@ -19,6 +19,7 @@ from backend_client.spark.failover.restoring import Restoring
 from backend_client.spark.query import Operator
 from dstl_service.wire import REMOVED, ChangeSetRef, CheckpointInfo, CheckpointRef, OperatorInfo, RowsSetAside
 from storage.errors import UnavailableError
+from storage.key_groups import KeyGroupRange
 from tests.waiting import wait_until
 
 INFO = OperatorInfo("op", 2, "{}", {}, kind="rows")
@@ -46,20 +47,24 @@ class Restores:
 class Query:
     """A query's failover, and batches of it without Spark."""
 
-    def __init__(self, time_mode: TimeMode = TimeMode.NONE, parallelism: int = 2, **settings: Any) -> None:
+    def __init__(
+        self, time_mode: TimeMode = TimeMode.NONE, parallelism: int = 2, others: Sequence[str] = (), **settings: Any
+    ) -> None:
         operator: Any = None
         schema = StructType().add("k", "string")
-        made = Operator("op", operator, ("k",), schema, schema, {}, None, (), time_mode=time_mode)
+        first = Operator("op", operator, ("k",), schema, schema, {}, None, (), time_mode=time_mode)
+        made = [first, *(replace(first, name=name) for name in others)]
         self.restores = Restores()
         given = {"failover": "deferred", **settings}
-        self.failover = Failover(BackendSettings("file:///tmp/s", "job", **given), [made], 10, Restoring(self.restores))
+        self.failover = Failover(BackendSettings("file:///tmp/s", "job", **given), made, 10, Restoring(self.restores))
         self.latest: CheckpointInfo | None = None
         self.info = replace(INFO, parallelism=parallelism)
+        self.others = [replace(self.info, name=name) for name in others]
 
     def begin(self, *, must_wait: bool = False) -> BatchFailover:
         """Begin the next batch."""
         number = 0 if self.latest is None else self.latest.ref.id + 1
-        return self.failover.begin(number, self.latest, [self.info], TIME, must_wait=must_wait)
+        return self.failover.begin(number, self.latest, [self.info, *self.others], TIME, must_wait=must_wait)
 
     def told(self, batch: BatchFailover) -> list[Patience | None]:
         """Return each partition's patience."""
@@ -69,8 +74,9 @@ class Query:
     def batch(self, *receipts: Receipt, closed_ms: int | None = None, must_wait: bool = False) -> BatchFailover:
         """Run a batch with these receipts; a partition without one has run its rows."""
         batch = self.begin(must_wait=must_wait)
-        given = {receipt.partition: receipt for receipt in receipts}
-        batch.took(self.info, [given.get(number) or ran(number) for number in range(self.info.parallelism)])
+        given = {(receipt.operator, receipt.partition): receipt for receipt in receipts}
+        for info in (self.info, *self.others):
+            batch.took(info, [given.get((info.name, number)) or ran(number) for number in range(info.parallelism)])
         batch.close(closed_ms)
         self.complete(batch)
         return batch
@@ -78,7 +84,7 @@ class Query:
     def complete(self, batch: BatchFailover) -> None:
         """Complete the batch's checkpoint."""
         number = 0 if self.latest is None else self.latest.ref.id + 1
-        operators = [self.info, *batch.companions]
+        operators = [self.info, *self.others, *batch.companions]
         self.latest = CheckpointInfo(CheckpointRef(number, 0, "u"), None, 1, 0, "", "", operators, 0, 0)
         batch.completed()
 
@@ -130,6 +136,28 @@ def test_stalled_partition_does_not_try_while_it_is_restored() -> None:
     assert query.waiting == []
     assert query.latest is not None
     assert [info.name for info in query.latest.operators] == ["op", "op.set-aside"], "it says that nothing waits"
+
+
+def test_partitions_do_not_look_at_what_waits_for_others(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A batch's own work grows with what waits, not with that times the number of partitions."""
+    partitions, batches, looks = 200, 5, 0
+    query = Query(TimeMode.EVENT, parallelism=partitions)
+    query.failover.max_parallelism = partitions
+    query.batch()
+    for _ in range(batches):
+        query.batch(*(stalled(number, rows=5) for number in range(0, partitions, 2)))
+    assert len(query.waiting) == batches * partitions / 2
+
+    def counted(entry: RowsSetAside) -> KeyGroupRange:
+        nonlocal looks
+        looks += 1
+        return KeyGroupRange(entry.first_key_group, entry.last_key_group)
+
+    monkeypatch.setattr(RowsSetAside, "key_groups", property(counted))
+    query.told(query.begin())
+    query.batch(*(stalled(number, rows=5) for number in range(0, partitions, 2)))
+    assert len(query.waiting) == (batches + 1) * partitions / 2
+    assert looks < 10 * len(query.waiting)
 
 
 def test_restore_that_ended_within_a_batch_is_of_use_to_the_next() -> None:
@@ -225,6 +253,16 @@ def test_too_many_deferred_bytes_wait() -> None:
     assert query.told(query.begin(must_wait=True)) == [IF_WITHOUT_ROWS, WAITS]
     query.batch(must_wait=True)
     assert query.waiting == []
+
+
+def test_deferred_bytes_of_all_operators_count_together() -> None:
+    """Rows of a later operator that still wait count, too, when only an earlier one adds to them."""
+    query = Query(others=["other"], max_deferred_bytes=139)
+    query.batch()
+    query.batch(replace(stalled(1, rows=5), operator="other"))
+    with pytest.raises(BatchMustWaitError, match="max_deferred_bytes=139"):
+        query.batch(stalled(1, rows=5), replace(stalled(1), operator="other"))
+    query.restores.may_end.set()
 
 
 def test_losses_stay_within_their_bound() -> None:

@@ -24,13 +24,13 @@ class Preparation:
         self.may_go_on = threading.Semaphore(0)
         self.fails = False
 
-    def __call__(self, operator: str, parallelism: int) -> Iterator[int]:
-        for number in range(2):
+    def __call__(self, operator: str, parallelism: int) -> Iterator[float]:
+        for _ in range(2):
             self.may_go_on.acquire()
             self.steps.append((operator, parallelism))
             if self.fails:
                 raise OSError("no room")
-            yield number
+            yield 0.0
 
     def go_on(self, steps: int) -> None:
         """Let this many steps run, and wait for them."""
@@ -174,18 +174,21 @@ def test_impossible_requests_are_refused(operator: str, parallelism: int) -> Non
 
 
 def test_batches_have_most_of_the_time() -> None:
-    """A step that takes a while is followed by a pause twice as long."""
-    begun, ended = [], []
+    """A step is followed by a pause twice as long as its tasks took, however long they waited for cores."""
+    begun, ended = list[float](), list[float]()
+    waits_s, works_s = 0.4, (0.0, 0.05)
 
-    def prepare(_: str, __: int) -> Iterator[int]:
-        for number in range(2):
+    def prepare(_: str, __: int) -> Iterator[float]:
+        for work_s in works_s:
             begun.append(time.monotonic())
-            time.sleep(0.05)
+            time.sleep(waits_s)
             ended.append(time.monotonic())
-            yield number
+            yield work_s
 
     rescaling = Rescaling(INFOS, 128, prepare)
     rescaling.request("one", 8)
     switched(rescaling, [8, 4])
 
-    assert all(next_ - end >= 1.9 * (end - start) for start, end, next_ in zip(begun, ended, begun[1:], strict=False))
+    pauses = [next_ - end for end, next_ in zip(ended, begun[1:], strict=False)]
+    expected = [2 * work_s for work_s in (*works_s, works_s[0])]
+    assert all(least <= pause < 1.5 * waits_s for least, pause in zip(expected, pauses, strict=True))

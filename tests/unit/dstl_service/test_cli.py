@@ -58,7 +58,7 @@ def test_option_without_the_one_it_belongs_to(
     store = LocalStore(tmp_path)
     jobs = opened(store)
     epoch, _ = jobs.claim("test")
-    jobs.create(manifest(0, epoch, job_uid=jobs.job_uid))
+    jobs.create_manifest(manifest(0, epoch, job_uid=jobs.job_uid))
     (tmp_path / "job/job.json").write_text("damaged")
     before = [info.key for info in store.list("")]
 
@@ -124,7 +124,7 @@ def test_fork_is_recorded_on_both_jobs(tmp_path: Path, capsys: pytest.CaptureFix
     store = LocalStore(tmp_path)
     jobs = opened(store)
     epoch, _ = jobs.claim("test")
-    jobs.create(manifest(0, epoch, job_uid=jobs.job_uid))
+    jobs.create_manifest(manifest(0, epoch, job_uid=jobs.job_uid))
     storage = ["--storage", store.url]
 
     assert main(["fork", *storage, "job", "fork"]) == 0
@@ -146,7 +146,7 @@ def test_fork_with_other_key_groups(tmp_path: Path, capsys: pytest.CaptureFixtur
     store = LocalStore(tmp_path)
     jobs = opened(store)
     epoch, _ = jobs.claim("test")
-    jobs.create(manifest(0, epoch, job_uid=jobs.job_uid))
+    jobs.create_manifest(manifest(0, epoch, job_uid=jobs.job_uid))
     command = ["fork", "--storage", store.url, "--max-parallelism"]
 
     assert main([*command, str(jobs.max_parallelism), "job", "fork"]) == 2

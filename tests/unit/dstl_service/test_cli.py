@@ -109,6 +109,20 @@ def test_storage_without_the_job(
     assert (printed.out, told.format(url) in printed.err) == ("", True)
 
 
+@pytest.mark.parametrize("command", [["savepoints", "--delete"], ["rewind", "--savepoint"], ["fork", "--savepoint"]])
+def test_mistyped_savepoint(tmp_path: Path, command: list[str], capsys: pytest.CaptureFixture[str]) -> None:
+    """The error names the command that lists the savepoints of the job."""
+    store = LocalStore(tmp_path)
+    jobs = opened(store)
+    epoch, _ = jobs.claim("test")
+    jobs.create_manifest(manifest(0, epoch, job_uid=jobs.job_uid))
+    arguments = ["job", "other"] if command[0] == "fork" else ["job"]
+
+    assert main([*command, "mistyped", "--storage", store.url, *arguments]) == 2
+
+    assert "has no savepoint 'mistyped'; `dstl savepoints` lists those it has" in capsys.readouterr().err
+
+
 def test_job_without_a_checkpoint(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """A job whose first batch is not complete has an empty list, and that is said."""
     store = LocalStore(tmp_path)

@@ -31,7 +31,7 @@ class TimeMode(Enum):
             InvalidInputError: The mode does not exist.
         """
         for mode in cls:
-            if text.lower() == mode.value.lower():
+            if str(text).lower() == mode.value.lower():
                 return mode
         raise InvalidInputError(f"timeMode must be 'None', 'ProcessingTime' or 'EventTime', not {text!r}")
 

@@ -17,6 +17,7 @@ from typing import Any
 from urllib.parse import urlsplit
 
 from storage.errors import InvalidInputError
+from storage.open import did_you_mean
 from storage.private_folder import Trust, make_folder
 from storage.validation import KEY_GROUP_MAX, validate_name
 
@@ -29,6 +30,11 @@ def _default_folder() -> str:
 
 EXACT, DEFERRED, BOUNDED_LOSS = FAILOVER_MODES = ("exact", "deferred", "bounded-loss")
 KEEP, REPLAY, FORGET = LOST_ROWS = ("keep", "replay", "forget")
+
+_TEXTS = (
+    *("service", "token_file", "ca_file", "certificate_file", "local_dir", "trusted_uids", "trusted_dir"),
+    *("fork_location", "sidecar_config_file"),
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -150,13 +156,18 @@ class BackendSettings:
             )
         if not _is_storage(self.storage):
             raise InvalidInputError(
-                f"storage {self.storage!r} must be file:///an/absolute/path (a disk that all hosts see) or s3://bucket/prefix"
+                f"storage {self.storage!r} must be file:///an/absolute/path (a disk that all hosts see) or "
+                f"s3://bucket/prefix{did_you_mean(str(self.storage))}"
             )
+        self._take_texts()
         if self.service is not None:
             _check_address(self.service)
-        for name in ("preemptive_bytes", "batch_tries_max", "patience_s", "checkpoint_timeout_s"):
+        if not isinstance(self.links, bool):
+            raise InvalidInputError(f"links must be True or False, not {self.links!r}")
+        for name in ("patience_s", "checkpoint_timeout_s"):
             self._check_number(name, 0)
-        self._check_number("local_idle_s", 0, whole=True)
+        for name in ("preemptive_bytes", "batch_tries_max", "local_idle_s"):
+            self._check_number(name, 0, whole=True)
         self._check_failover()
         self._check_number("link_port", -1, 65535, whole=True)
         self._check_number("standby_replicas", -1, 1, whole=True)
@@ -215,6 +226,15 @@ class BackendSettings:
         path = self.certificate_file or os.environ.get("DSTL_CLIENT_CERTIFICATE_FILE")
         return (path, None) if path else None
 
+    def _take_texts(self) -> None:
+        """Take paths as texts, as which settings are sent to tasks, and refuse what is neither."""
+        for name in _TEXTS:
+            value = getattr(self, name)
+            if isinstance(value, os.PathLike):
+                object.__setattr__(self, name, os.fspath(value))
+            elif value is not None and not isinstance(value, str):
+                raise InvalidInputError(f"{name} must be text, not {value!r}")
+
     def _check_failover(self) -> None:
         if self.failover not in FAILOVER_MODES:
             raise InvalidInputError(f"failover must be one of {', '.join(FAILOVER_MODES)}, not {self.failover!r}")
@@ -258,8 +278,9 @@ class BackendSettings:
         value = getattr(self, name)
         is_number = isinstance(value, int | float) and not isinstance(value, bool)
         if not is_number or (whole and not isinstance(value, int)) or not above < value <= at_most:
-            kind = "whole number" if whole else "number"
-            raise InvalidInputError(f"{name} must be a {kind} above {above} and at most {at_most}, not {value!r}")
+            kind = f"whole number of at least {above + 1}" if whole else f"number above {above}"
+            bound = "" if at_most == math.inf else f" and at most {at_most}"
+            raise InvalidInputError(f"{name} must be a {kind}{bound}, not {value!r}")
 
     @classmethod
     def of(cls, storage: str, job: str, options: Mapping[str, Any]) -> BackendSettings:

@@ -195,8 +195,10 @@ def read_environment(environment: Mapping[str, str]) -> dict[str, Any]:
         setting = settings.get(variable)
         if setting is None:
             names = [known.removeprefix(PREFIX) for known in settings]
-            near = difflib.get_close_matches(variable.removeprefix(PREFIX), names, 1, _SIMILARITY_MIN)
-            if not _FOREIGN_VARIABLES.fullmatch(variable) and (variable.startswith(groups) or near):
+            is_in_group = variable.startswith(groups)
+            likeness_min = 0.5 if is_in_group else _SIMILARITY_MIN
+            near = difflib.get_close_matches(variable.removeprefix(PREFIX), names, 1, likeness_min)
+            if not _FOREIGN_VARIABLES.fullmatch(variable) and (is_in_group or near):
                 hint = f"; did you mean {PREFIX}{near[0]}?" if near else ""
                 raise InvalidInputError(f"environment variable {variable} is not a setting{hint}")
         elif not (setting.kind is int and _KUBERNETES_PORT.match(text)):

@@ -37,7 +37,18 @@ def open_store(url: str, **options: Any) -> ObjectStore:
         return _call(_s3_store_class(), (parts.netloc, parts.path.strip("/")), options)
     if parts.scheme == "memory" and parts.netloc and not parts.path.strip("/"):
         return _call(shared_memory_store, (parts.netloc,), options)
-    raise InvalidInputError(f"unknown store URL {url!r}; use {_KNOWN}")
+    raise InvalidInputError(f"unknown store URL {url!r}; use {_KNOWN}{did_you_mean(url)}")
+
+
+def did_you_mean(url: str) -> str:
+    """Return the end of an error about an unknown store URL: what was meant, if it is a common mistake; else empty."""
+    parts = urlsplit(url)
+    if parts.scheme in ("s3a", "s3n") and parts.netloc:
+        meant = f"s3{url[len(parts.scheme) :]}"
+        return f". Did you mean {meant}? The service does not reach the bucket through Hadoop"
+    if parts.scheme in ("", "file") and (path := f"{parts.netloc}{parts.path}".strip("/")):
+        return f". Did you mean file:///{path}?" if url.startswith(("/", "file:")) else ""
+    return ""
 
 
 def is_same_storage(first: str, second: str) -> bool:

@@ -38,7 +38,7 @@ class RetryPolicy:
     """
 
     timeout_ms: int = 1_000
-    """How long an attempt runs alone, > 0. A shorter time hedges more slow uploads and costs more PUTs."""
+    """How long an attempt runs alone, > 0. A shorter one gives more slow uploads a second attempt, for more PUTs."""
     attempts_max: int = 3
     """Total attempts of one upload, >= 1."""
     delay_after_error_ms: int = 500

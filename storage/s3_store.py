@@ -43,6 +43,15 @@ _STREAMED_BYTES_MIN = 2**20
 _ENDPOINT_VARIABLES = ("AWS_ENDPOINT_URL_S3", "AWS_ENDPOINT_URL")
 
 _REFUSED = ("409", "412")
+_OPEN = "open"
+
+_CREDENTIALS_ERRORS = (
+    boto.NoCredentialsError,
+    boto.PartialCredentialsError,
+    boto.CredentialRetrievalError,
+    boto.SSOError,
+    boto.TokenRetrievalError,
+)
 
 _CONNECTION_ERRORS = (
     boto.ConnectionError,
@@ -118,7 +127,7 @@ class S3Store:
             s3=s3_options,
             tcp_keepalive=True,
         )
-        with self._translated("open", ""):
+        with self._translated(_OPEN, ""):
             # Its own session: boto3's shared one is not thread-safe.
             session = boto3.session.Session(region_name=region)
             self._client: Any = session.client(
@@ -244,10 +253,11 @@ class S3Store:
             raise self._error(verb, key, code, status) from error
         except (boto.ParamValidationError, boto.InvalidRegionError) as error:
             raise InvalidInputError(f"cannot {verb} {key}: {error}", key=key) from error
-        except (boto.NoCredentialsError, boto.PartialCredentialsError, boto.CredentialRetrievalError) as error:
+        except _CREDENTIALS_ERRORS as error:
             raise UnavailableError(
                 f"cannot {verb} {key or self.url}: boto3 found no usable credentials; set AWS_ACCESS_KEY_ID and "
-                "AWS_SECRET_ACCESS_KEY, a profile or a role for the process that starts the sidecar",
+                "AWS_SECRET_ACCESS_KEY, a profile or a role for the process that starts the sidecar, or sign in again "
+                "(`aws sso login`)",
                 key=key,
                 store=self.url,
             ) from error
@@ -264,6 +274,8 @@ class S3Store:
                 cause=cause,
             ) from error
         except boto.BotoCoreError as error:
+            if verb == _OPEN:  # no request yet: what boto3 reads on this host is wrong
+                raise InvalidInputError(f"cannot open {self.url}: {error}; check AWS_PROFILE and ~/.aws") from error
             cause = type(error).__name__
             raise InternalError(f"cannot {verb} {key}: unexpected error of botocore", key=key, cause=cause) from error
         except ValueError as error:

@@ -81,7 +81,7 @@ LAYERS: dict[str, tuple[str, ...]] = {
         "settings",
         "progress",
         "autoscaling",
-        "key_groups",
+        "key_group_sql",
         "key_runs",
         "whole_numbers",
         "portions",

@@ -12,7 +12,7 @@ from itertools import chain
 import numpy as np
 import pyarrow as pa
 
-from backend_client.key_groups import HASH_BITS
+from backend_client.key_group_sql import HASH_BITS
 from backend_client.service.client import ServiceClient
 from backend_client.service.log_writer import LogWriter
 from backend_client.service.output_log import read_rows

@@ -214,7 +214,7 @@ class Checkpointer:
 
     def _write_manifest(self, job: ActiveJob, planned: PlannedCheckpoint, durable: Persisted) -> tuple[Manifest, int]:
         made = _builder_of(job).manifest(planned, durable.handles, durable.note, self._clock.now_ms())
-        return job.store.create(made)
+        return job.store.create_manifest(made)
 
 
 def _builder_of(job: ActiveJob) -> CheckpointBuilder:

@@ -10,7 +10,7 @@ from typing import Any
 
 from dstl_service.checkpoints.fork import describe_fork, fork_job
 from dstl_service.checkpoints.rewind import describe_rewind, rewind
-from dstl_service.commands.common import deletions_of, open_job, record, say, settings_of
+from dstl_service.commands.common import complain, deletions_of, open_job, record, say, settings_of
 from dstl_service.process.display import utc_text
 from dstl_service.wire import REMOVED, SET_ASIDE_SUFFIX, SINK, CheckpointInfo, source_offsets
 from storage.clock import SystemClock, SystemIds
@@ -21,6 +21,7 @@ from storage.key_groups import KeyGroupRange, key_group_range
 def list_checkpoints(options: argparse.Namespace) -> int:
     """Print a job's checkpoints, oldest first, one per line, as text or JSON."""
     _, job_store = open_job(options)
+    manifest = None
     for manifest in job_store.completed():
         info = manifest.info()
         row: dict[str, Any] = {
@@ -44,6 +45,8 @@ def list_checkpoints(options: argparse.Namespace) -> int:
         if sources is not None:
             row["sources"] = sources if options.json else " ".join(map(_compact, sources))
         say(json.dumps(row) if options.json else "  ".join(str(value) for value in row.values()))
+    if manifest is None:
+        complain(f"job {options.job!r} has completed no checkpoint yet")
     return 0
 
 

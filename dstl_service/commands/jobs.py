@@ -25,9 +25,12 @@ def list_jobs(options: argparse.Namespace) -> int:
     deletions = deletions_of(store)
     damage: list[str] = []
     deleted = {tombstone.job for tombstone in deletions.all(damage.append)}
+    name = None
     for name in job_names(store):
         tombstone = deletions.of(name) if name in deleted else None
         say(f"{name}  {tombstone.text}" if tombstone is not None else name)
+    if name is None:
+        complain(f"there are no jobs in {settings.storage}; it must be the storage that the queries' backend has")
     return _reported(damage)
 
 
@@ -116,11 +119,14 @@ def audit(options: argparse.Namespace) -> int:
     store = open_existing(settings)
     trail = AuditTrail(store, SystemClock(), SystemIds())
     damage: list[str] = []
+    entry = None
     for entry in trail.entries(options.job, damage.append):
         at = utc_text(entry.at_ms)
         facts = "  ".join(f"{name}={text}" for name, text in entry.facts.items())
         row = f"{at}  {entry.who}  {entry.act}  {facts}".rstrip()
         say(json.dumps({**asdict(entry), "at": at}) if options.json else row)
+    if entry is None and not damage:
+        complain(f"nothing is recorded of a job {options.job!r} in {settings.storage}")
     return _reported(damage)
 
 

@@ -148,7 +148,7 @@ class JobStore(ForkedJob):
         """Return whether this epoch has ever begun."""
         return exists(self._store, epoch_key(life_folder(self._job, life_of(epoch)), epoch))
 
-    def create(self, manifest: Manifest) -> tuple[Manifest, int]:
+    def create_manifest(self, manifest: Manifest) -> tuple[Manifest, int]:
         """
         Store a checkpoint's manifest; return it with its generation, and the size of its object in bytes.
 

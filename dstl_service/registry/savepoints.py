@@ -162,7 +162,12 @@ class SavepointStore(KeptSavepoints):
         try:
             return there, self._load(there)
         except NotFoundError as error:
-            raise NotFoundError(f"job {self._job!r} has no savepoint {name!r}", job=self._job) from error
+            raise self._unknown(name) from error
+
+    def _unknown(self, name: str) -> NotFoundError:
+        return NotFoundError(
+            f"job {self._job!r} has no savepoint {name!r}; `dstl savepoints` lists those it has", job=self._job
+        )
 
     def names(self, prefix: str = "") -> list[str]:
         """Return the names of all savepoints, and of all pins, that begin with `prefix`."""
@@ -234,7 +239,7 @@ class SavepointStore(KeptSavepoints):
             validate_name("savepoint", part)
         objects = self.register.remove(name)
         if not objects:
-            raise NotFoundError(f"job {self._job!r} has no savepoint {name!r}", job=self._job)
+            raise self._unknown(name)
         self._store.delete([self._key(one) for one in sorted(objects)])
 
     def discard(self, name: str) -> None:

@@ -36,7 +36,7 @@ from backend_client.columnar import (
     sliding,
     tumbling,
 )
-from backend_client.key_groups import HASH_BITS
+from backend_client.key_group_sql import HASH_BITS
 from backend_client.spark import combining
 from backend_client.spark.columnar_plan import ColumnarPlan
 from backend_client.spark.combining import Combining, combining_of

@@ -20,7 +20,7 @@ from pyspark.sql.types import StructType
 from backend_client import ChangelogStateBackend
 from backend_client.batch_time import TimeMode
 from backend_client.columnar import Aggregate, Count, Sum
-from backend_client.key_groups import order_expression
+from backend_client.key_group_sql import order_expression
 from backend_client.spark.driver.placement import place
 from backend_client.spark.event_time import DELAY_KEY
 from backend_client.spark.query import Operator

@@ -73,6 +73,10 @@ def row_operator(given: OperatorInput, options: TransformOptions) -> Operator:
     given.check_name(name)
     if isinstance(output_schema, str):
         output_schema = _parse(output_schema)
+    if not isinstance(output_schema, StructType):
+        raise InvalidInputError(
+            f"outputStructType must be a StructType or text such as 'name string, total double', not {output_schema!r}"
+        )
     if options.eventTimeColumnName:
         output_schema = mark_event_time(output_schema, options.eventTimeColumnName, given.schema)
     states, recreated_states = declare_states(name, processor, _parse, time_mode)
@@ -160,6 +164,6 @@ def _parse(text: str) -> StructType:
 
 def _output_mode(text: str) -> str:
     """Return an output mode as Spark spells it; `InvalidInputError` for an unsupported one."""
-    if text.lower() not in ("update", "append"):
+    if not isinstance(text, str) or text.lower() not in ("update", "append"):
         raise InvalidInputError(f"outputMode must be 'Update' or 'Append', not {text!r}")
     return text.capitalize()

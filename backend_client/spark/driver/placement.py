@@ -9,7 +9,7 @@ from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F
 from pyspark.sql.types import DoubleType, FloatType, StructField
 
-from backend_client.key_groups import (
+from backend_client.key_group_sql import (
     key_group_expression,
     order_expression,
     owner_expression,

@@ -16,7 +16,7 @@ import numpy.typing as npt
 import pyarrow as pa
 
 from backend_client.columnar.packing import pack_rows
-from backend_client.key_groups import HASH_BITS
+from backend_client.key_group_sql import HASH_BITS
 from backend_client.key_runs import key_changes
 from backend_client.spark.task.rows import to_python
 

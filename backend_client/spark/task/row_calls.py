@@ -26,6 +26,7 @@ from backend_client.state.codec import KeyCodec
 from backend_client.state.keyed_state import KeyedState
 from backend_client.state.timers import Timers, Upcoming
 from dstl_service.wire import StateInfo
+from storage.errors import InvalidInputError
 
 Results = Callable[[tuple[Any, ...], Iterator[Any]], Iterator[Any]]
 
@@ -89,7 +90,9 @@ class RowCalls:
             inputs: Iterator[Any] | None = rows
             if split is not None:
                 inputs = split(rows, lambda row: processor.handleInitialState(key, row, values))
-            return iter(()) if inputs is None else iter(processor.handleInputRows(key, inputs, values))
+            if inputs is None:
+                return iter(())
+            return _yielded(processor.handleInputRows(key, inputs, values), "handleInputRows")
 
         out: list[Any] = []
         for results in map(self.take, self._results(grouped, state, handle, of_rows, values)):
@@ -130,9 +133,10 @@ class RowCalls:
 
         def fire(encoded: bytes, timestamps: Iterable[int]) -> Iterator[Any]:
             for timestamp_ms in timestamps:
-                yield from self.processor.handleExpiredTimer(
+                results = self.processor.handleExpiredTimer(
                     key=codec.decode(encoded), timerValues=values, expiredTimerInfo=ExpiredTimerInfo(timestamp_ms)
                 )
+                yield from _yielded(results, "handleExpiredTimer")
                 timers.delete(timestamp_ms)  # even if it was set again meanwhile, as in Spark
 
         def of_visit(visit: Visit) -> Iterator[Any]:
@@ -148,3 +152,12 @@ class RowCalls:
         for visit in visits.of(grouped):
             state.key_group, state.key = visit.key_group, visit.encoded
             yield of_visit(visit)
+
+
+def _yielded(results: Iterable[Any] | None, method: str) -> Iterator[Any]:
+    """Return an iterator over what a method of the processor returned; one that never yields returns None."""
+    if results is None:
+        raise InvalidInputError(
+            f"{method} returned None: have it yield its results, or return iter(()) where it has none"
+        )
+    return iter(results)

@@ -59,11 +59,11 @@ class _DeclaringHandle:
 
     def getValueState(self, stateName: str, schema: StructType | str, ttlDurationMs: int | None = None) -> _Declared:
         """Record a value state."""
-        return self._declare("value", stateName, self._struct(schema), ttlDurationMs)
+        return self._declare("value", stateName, self._struct(stateName, schema), ttlDurationMs)
 
     def getListState(self, stateName: str, schema: StructType | str, ttlDurationMs: int | None = None) -> _Declared:
         """Record a list state."""
-        return self._declare("list", stateName, self._struct(schema), ttlDurationMs)
+        return self._declare("list", stateName, self._struct(stateName, schema), ttlDurationMs)
 
     def getMapState(
         self,
@@ -73,7 +73,7 @@ class _DeclaringHandle:
         ttlDurationMs: int | None = None,
     ) -> _Declared:
         """Record a map state; its schema is a struct of key and value."""
-        key, value = self._struct(userKeySchema), self._struct(valueSchema)
+        key, value = self._struct(stateName, userKeySchema), self._struct(stateName, valueSchema)
         pair = StructType([StructField("key", key, False), StructField("value", value, False)])
         return self._declare("map", stateName, pair, ttlDurationMs)
 
@@ -92,8 +92,14 @@ class _DeclaringHandle:
 
     deleteTimer = listTimers = registerTimer
 
-    def _struct(self, schema: StructType | str) -> StructType:
-        return self._parse(schema) if isinstance(schema, str) else schema
+    def _struct(self, name: str, schema: StructType | str) -> StructType:
+        struct = self._parse(schema) if isinstance(schema, str) else schema
+        if not isinstance(struct, StructType) or not struct.fields:
+            raise InvalidInputError(
+                f"the schema of state {name!r} must be a StructType with fields, or text such as 'total double', not "
+                f"{schema!r}"
+            )
+        return struct
 
     def _declare(self, kind: str, name: str, schema: StructType, ttl_ms: int | None) -> _Declared:
         if ttl_ms:

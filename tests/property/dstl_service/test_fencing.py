@@ -205,7 +205,7 @@ class Fencing(RuleBasedStateMachine):
 
     def _send(self, driver: FencedDriver, request: Manifest) -> None:
         driver.open_request = request
-        made, _ = driver.jobs.create(request)
+        made, _ = driver.jobs.create_manifest(request)
         driver.latest, driver.open_request = made, None
         driver.reported.append(made)
 

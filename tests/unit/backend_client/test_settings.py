@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import pickle
+import re
 from pathlib import Path
 from typing import Any
 
@@ -102,12 +103,48 @@ def test_arguments_are_not_options(option: str) -> None:
         {"max_parallelism": 128.0},
         {"max_parallelism": 32_769},
         {"patience_s": "60"},
+        {"batch_tries_max": 2.5},
+        {"preemptive_bytes": 1e6},
+        {"service": 7071},
+        {"token_file": 5},
+        {"trusted_uids": 1000},
+        {"trusted_dir": ["/run/dstl"]},
+        {"fork_location": True},
+        {"links": "false"},
+        {"links": 0},
     ],
 )
 def test_impossible_value_is_refused(values: dict[str, Any]) -> None:
     """An invalid value is refused where it is set, on the driver."""
     with pytest.raises(InvalidInputError):
         BackendSettings(**{"storage": "file:///s", "job": "job", **values})
+
+
+@pytest.mark.parametrize(
+    ("values", "told"),
+    [
+        ({"patience_s": 0}, "patience_s must be a number above 0, not 0"),
+        ({"link_port": "x"}, "link_port must be a whole number of at least 0 and at most 65535, not 'x'"),
+        ({"links": "no"}, "links must be True or False, not 'no'"),
+        ({"trusted_uids": 1000}, "trusted_uids must be text, not 1000"),
+        ({"storage": "/data/state"}, "Did you mean file:///data/state?"),
+        ({"storage": Path("/data/state")}, "Did you mean file:///data/state?"),
+        ({"storage": "s3a://bucket/p"}, "Did you mean s3://bucket/p? The service does not reach the bucket through"),
+    ],
+)
+def test_error_says_what_to_write(values: dict[str, Any], told: str) -> None:
+    """The error of a common mistake has bounds as numbers, and the value that was meant."""
+    with pytest.raises(InvalidInputError, match=re.escape(told)):
+        BackendSettings(**{"storage": "file:///s", "job": "job", **values})
+
+
+def test_paths_may_be_paths() -> None:
+    """A path that is given as such is taken as text, for settings are compared and sent to tasks."""
+    given = {"local_dir": Path("/l"), "token_file": Path("/t"), "fork_location": Path("/c"), "ca_file": Path("/ca")}
+
+    settings = BackendSettings.of("file:///s", "job", given)
+
+    assert settings == BackendSettings.of("file:///s", "job", {name: str(path) for name, path in given.items()})
 
 
 def test_local_folder_comes_from_environment(monkeypatch: pytest.MonkeyPatch) -> None:

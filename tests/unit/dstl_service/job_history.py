@@ -40,7 +40,7 @@ class JobHistory:
         """Complete the next checkpoint with these handles; `changes` are other fields of its manifest."""
         base = self.newest
         earlier = () if base is None or kind is ManifestKind.DELTA else (*base.earlier, *base.segments)
-        self.newest, _ = self.jobs.create(
+        self.newest, _ = self.jobs.create_manifest(
             Manifest(
                 kind=kind,
                 job_uid=self.jobs.job_uid,
@@ -59,7 +59,7 @@ class JobHistory:
     def compact(self, base: SegmentHandle, *handles: SegmentHandle) -> None:
         """Complete the next checkpoint with these handles, on a base that replaces all earlier ones."""
         assert self.newest is not None
-        self.newest, _ = self.jobs.create(
+        self.newest, _ = self.jobs.create_manifest(
             replace(
                 self.newest,
                 kind=ManifestKind.COMPLETE,

@@ -58,7 +58,7 @@ def test_option_without_the_one_it_belongs_to(
     store = LocalStore(tmp_path)
     jobs = opened(store)
     epoch, _ = jobs.claim("test")
-    jobs.create(manifest(0, epoch, job_uid=jobs.job_uid))
+    jobs.create_manifest(manifest(0, epoch, job_uid=jobs.job_uid))
     (tmp_path / "job/job.json").write_text("damaged")
     before = [info.key for info in store.list("")]
 
@@ -88,12 +88,57 @@ def test_storage_that_does_not_exist(tmp_path: Path, command: list[str], capsys:
     assert list(tmp_path.iterdir()) == []
 
 
+@pytest.mark.parametrize(
+    ("command", "code", "told"),
+    [
+        (["checkpoints", "mistyped"], 2, "there is no job 'mistyped' in {0}; `dstl jobs --storage {0}` lists those"),
+        (["jobs"], 0, "there are no jobs in {0}; it must be the storage that the queries' backend has"),
+        (["audit", "mistyped"], 0, "nothing is recorded of a job 'mistyped' in {0}"),
+    ],
+)
+def test_storage_without_the_job(
+    tmp_path: Path, command: list[str], code: int, told: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Where a mistyped storage or job has nothing to show, that is said, with the next step."""
+    name, *arguments = command
+    url = LocalStore(tmp_path).url
+
+    assert main([name, "--storage", url, *arguments]) == code
+
+    printed = capsys.readouterr()
+    assert (printed.out, told.format(url) in printed.err) == ("", True)
+
+
+@pytest.mark.parametrize("command", [["savepoints", "--delete"], ["rewind", "--savepoint"], ["fork", "--savepoint"]])
+def test_mistyped_savepoint(tmp_path: Path, command: list[str], capsys: pytest.CaptureFixture[str]) -> None:
+    """The error names the command that lists the savepoints of the job."""
+    store = LocalStore(tmp_path)
+    jobs = opened(store)
+    epoch, _ = jobs.claim("test")
+    jobs.create_manifest(manifest(0, epoch, job_uid=jobs.job_uid))
+    arguments = ["job", "other"] if command[0] == "fork" else ["job"]
+
+    assert main([*command, "mistyped", "--storage", store.url, *arguments]) == 2
+
+    assert "has no savepoint 'mistyped'; `dstl savepoints` lists those it has" in capsys.readouterr().err
+
+
+def test_job_without_a_checkpoint(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """A job whose first batch is not complete has an empty list, and that is said."""
+    store = LocalStore(tmp_path)
+    opened(store)
+
+    assert main(["checkpoints", "--storage", store.url, "job"]) == 0
+
+    assert capsys.readouterr() == ("", "dstl: job 'job' has completed no checkpoint yet\n")
+
+
 def test_fork_is_recorded_on_both_jobs(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """`dstl fork` creates the job, says what to do, and the audit log of either job names the other one."""
     store = LocalStore(tmp_path)
     jobs = opened(store)
     epoch, _ = jobs.claim("test")
-    jobs.create(manifest(0, epoch, job_uid=jobs.job_uid))
+    jobs.create_manifest(manifest(0, epoch, job_uid=jobs.job_uid))
     storage = ["--storage", store.url]
 
     assert main(["fork", *storage, "job", "fork"]) == 0
@@ -115,7 +160,7 @@ def test_fork_with_other_key_groups(tmp_path: Path, capsys: pytest.CaptureFixtur
     store = LocalStore(tmp_path)
     jobs = opened(store)
     epoch, _ = jobs.claim("test")
-    jobs.create(manifest(0, epoch, job_uid=jobs.job_uid))
+    jobs.create_manifest(manifest(0, epoch, job_uid=jobs.job_uid))
     command = ["fork", "--storage", store.url, "--max-parallelism"]
 
     assert main([*command, str(jobs.max_parallelism), "job", "fork"]) == 2

@@ -164,7 +164,7 @@ class TestRestoreFrames:
             earlier=(*first, *before.segments),
             materializations=(store_snapshot(store, index),),
         )
-        jobs.create(made)
+        jobs.create_manifest(made)
         with service(store, FakeClock(), ids=FakeIds(2)) as fresh:
             compare("restore-snapshot.frames", _restored(fresh, asdict(made.ref)))
 

@@ -92,6 +92,7 @@ def test_older_variables_still_work() -> None:
         ("DSTL_BATCH_SIZE_BYTES", "", "whole number"),
         ("DSTL_IN_FLIGHT_BYTES_MAX", "5", "in_flight_bytes_max"),
         ("DSTL_BATCH_DELAY", "5", "did you mean DSTL_BATCH_DELAY_MS"),
+        ("DSTL_BATCH_SIZE", "5", "did you mean DSTL_BATCH_SIZE_BYTES"),
         ("DSTL_UPLOAD_PATIENCE", "5", "DSTL_UPLOAD_PATIENCE is not a setting"),
         ("DSTL_SHUTDOWN_TIMEOUT", "5", "did you mean DSTL_SHUTDOWN_TIMEOUT_S"),
     ],

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import sys
 from pathlib import Path
 
@@ -41,6 +42,21 @@ def test_s3_url_is_read_back(url: str) -> None:
 def test_unknown_url_lists_known_ones(url: str) -> None:
     """The error for a mistyped URL lists the valid schemes."""
     with pytest.raises(InvalidInputError, match="file:///absolute/path, s3://bucket/prefix, memory://name"):
+        open_store(url)
+
+
+@pytest.mark.parametrize(
+    ("url", "meant"),
+    [
+        ("/data/state", "Did you mean file:///data/state?"),
+        ("file://data/state", "Did you mean file:///data/state?"),
+        ("file:data/state", "Did you mean file:///data/state?"),
+        ("s3a://bucket/prefix", "Did you mean s3://bucket/prefix?"),
+    ],
+)
+def test_common_mistake_gets_the_url_that_was_meant(url: str, meant: str) -> None:
+    """A plain path, a missing slash, and Hadoop's name of a bucket are answered with the URL to write."""
+    with pytest.raises(InvalidInputError, match=re.escape(meant)):
         open_store(url)
 
 

@@ -7,7 +7,13 @@ from datetime import UTC, datetime
 from typing import Any
 
 import pytest
-from botocore.exceptions import ClientError, EndpointConnectionError, ReadTimeoutError
+from botocore.exceptions import (
+    ClientError,
+    EndpointConnectionError,
+    NoCredentialsError,
+    ReadTimeoutError,
+    UnauthorizedSSOTokenError,
+)
 from botocore.stub import Stubber
 
 from storage.errors import (
@@ -253,6 +259,20 @@ def test_missing_credentials_are_said(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("AWS_CONFIG_FILE", "/nonexistent")
     with pytest.raises(UnavailableError, match="no usable credentials"):
         S3Store("bucket", region="us-east-1").get("k")
+
+
+@pytest.mark.parametrize("error", [NoCredentialsError(), UnauthorizedSSOTokenError()])
+def test_session_that_has_ended_is_no_bug(store: S3Store, error: Exception) -> None:
+    """A person who signed in yesterday is told to sign in again."""
+    with pytest.raises(UnavailableError, match="sign in again"), store._translated("list", ""):
+        raise error
+
+
+def test_unknown_profile_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What boto3 reads on this host is wrong, which is no bug: the error names the store and the profile."""
+    monkeypatch.setenv("AWS_PROFILE", "mistyped")
+    with pytest.raises(InvalidInputError, match=r"cannot open s3://bucket/p: .*\(mistyped\) .*check AWS_PROFILE"):
+        S3Store("bucket", "p", region="us-east-1")
 
 
 @pytest.mark.parametrize("options", [{"endpoint_url": "no url"}, {"region": "not a region!"}])

@@ -18,7 +18,7 @@ from backend_client.batch_time import BatchTime, TimeMode
 from backend_client.failover.patience import TaskFailover
 from backend_client.failover.set_aside_entries import companion_info
 from backend_client.failover.set_aside_log import log_rows
-from backend_client.key_groups import HASH_BITS
+from backend_client.key_group_sql import HASH_BITS
 from backend_client.service.client import ServiceClient
 from backend_client.service.log_writer import LogWriter
 from backend_client.service.restore import advance_to_base

@@ -10,7 +10,7 @@ import pytest
 
 from backend_client.failover.set_aside_entries import by_partition, companion_info, companion_of, to_run
 from backend_client.failover.set_aside_log import log_rows, read_logged
-from backend_client.key_groups import HASH_BITS
+from backend_client.key_group_sql import HASH_BITS
 from backend_client.service.client import ServiceClient
 from backend_client.service.log_writer import LogWriter
 from dstl_service.formats.manifest import object_keys

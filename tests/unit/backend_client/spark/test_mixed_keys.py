@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from backend_client.key_groups import HASH_BITS
+from backend_client.key_group_sql import HASH_BITS
 from backend_client.spark.task.mixed_keys import KeySeparator, with_key_groups, with_keys
 
 Rows = list[tuple[int, str | None, int]]

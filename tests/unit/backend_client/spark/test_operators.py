@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -10,6 +11,17 @@ from pyspark.sql.streaming import StatefulProcessor
 from backend_client.columnar import Aggregate
 from backend_client.spark.api.operators import TransformOptions, columnar_operator, row_operator
 from storage.errors import InvalidInputError
+
+
+class _Silent(StatefulProcessor):
+    def init(self, handle: Any) -> None:
+        pass
+
+    def handleInputRows(self, key: Any, rows: Any, timerValues: Any) -> Any:
+        return iter(())
+
+    def close(self) -> None:
+        pass
 
 
 def test_class_instead_of_processor_is_refused() -> None:
@@ -22,3 +34,20 @@ def test_class_instead_of_processor_is_refused() -> None:
     with pytest.raises(InvalidInputError, match="is the class Aggregate"):
         # A class where an object is expected.
         columnar_operator(nothing, Aggregate, None, "Update", name=None, parallelism=None)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(
+    ("schema", "mode", "time", "told"),
+    [
+        (["name"], "Update", "None", r"outputStructType must be a StructType or text .* not \['name'\]"),
+        (None, "Update", "None", "outputStructType must be a StructType or text"),
+        ("a long", None, "None", "outputMode must be 'Update' or 'Append', not None"),
+        ("a long", "Update", 5, "timeMode must be 'None', 'ProcessingTime' or 'EventTime', not 5"),
+    ],
+)
+def test_argument_of_another_type_is_refused(schema: Any, mode: Any, time: Any, told: str) -> None:
+    """The error names the argument, and what it may be."""
+    given: Any = SimpleNamespace(check_name=lambda _: None)
+
+    with pytest.raises(InvalidInputError, match=told):
+        row_operator(given, TransformOptions(_Silent(), schema, mode, time))

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, cast
 
 import pytest
 from pyspark.sql.streaming import StatefulProcessor
-from pyspark.sql.types import StructType
+from pyspark.sql.types import LongType, StructType
 
 from backend_client.batch_time import TimeMode
 from backend_client.spark.shipping import Shipments
@@ -68,6 +68,9 @@ def stored_of(ask: Callable[[Any], Any]) -> dict[str, StateInfo]:
         ),
         (lambda handle: handle.getMapState("m", NAME, NUMBER, 1000), "state 'm' has a TTL"),
         (lambda handle: handle.getListState("l", NUMBER, ttlDurationMs=-1), "must be a positive whole number"),
+        (lambda handle: handle.getValueState("v", LongType()), r"state 'v' must be a StructType .* not LongType\(\)"),
+        (lambda handle: handle.getListState("l", ["n"]), r"state 'l' must be a StructType .* not \['n'\]"),
+        (lambda handle: handle.getMapState("m", NAME, StructType([])), "state 'm' must be a StructType with fields"),
         (lambda handle: handle.registerTimer(1), "set timers in handleInputRows"),
         (lambda handle: handle.deleteTimer(1), "set timers in handleInputRows"),
         (lambda handle: handle.listTimers(), "set timers in handleInputRows"),

@@ -293,3 +293,27 @@ def test_wrong_time_mode_is_refused() -> None:
         tester.setWatermark(1)
     with pytest.raises(InvalidInputError, match="needs eventTimeExtractor"):
         StateTester(Purchases(), timeMode="EventTime")
+
+
+class _Forgetful(Sessions):
+    """A processor without a ``yield``: its methods return None."""
+
+    def handleInputRows(self, key: Any, rows: Iterator[Any], timerValues: Any) -> Any:
+        if any(row.sets_timer for row in rows):
+            self.handle.registerTimer(10)
+            return iter(())
+        return None
+
+    def handleExpiredTimer(self, key: Any, timerValues: Any, expiredTimerInfo: Any) -> Any:
+        return None
+
+
+def test_processor_that_returns_nothing_is_told_what_to_return() -> None:
+    """The error names the method and the remedy."""
+    remedy = r" returned None: have it yield its results, or return iter\(\(\)\)"
+    with StateTester(_Forgetful("ProcessingTime"), timeMode="ProcessingTime") as tester:
+        with pytest.raises(InvalidInputError, match=f"handleInputRows{remedy}"):
+            tester.test("a", [Row(sets_timer=False)])
+        assert tester.test("a", [Row(sets_timer=True)]) == []
+        with pytest.raises(InvalidInputError, match=f"handleExpiredTimer{remedy}"):
+            tester.setProcessingTime(20)

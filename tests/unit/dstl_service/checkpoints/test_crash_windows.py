@@ -263,7 +263,7 @@ def test_driver_paused_past_retention_is_fenced() -> None:
     assert collected.subsumed == 3
 
     with pytest.raises(FencedError):
-        sleeper.create(late)
+        sleeper.create_manifest(late)
 
 
 def test_subsumed_chain_is_deleted_from_its_end() -> None:

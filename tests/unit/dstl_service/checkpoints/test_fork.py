@@ -97,7 +97,7 @@ class Family:
             note=None,
             rewound_from=None,
         )
-        return jobs.create(made)[0]
+        return jobs.create_manifest(made)[0]
 
     def snapshot(self, name: str, number: int, *shared: SnapshotFile) -> tuple[MaterializationHandle, SnapshotFile]:
         """Store a snapshot with a file of its own, and files that it shares; return it and that file."""
@@ -120,7 +120,7 @@ class Family:
         for _ in range(RETAINED + 1):
             base = jobs.newest()
             assert base is not None
-            jobs.create(
+            jobs.create_manifest(
                 replace(
                     base,
                     kind=ManifestKind.COMPLETE,
@@ -363,7 +363,7 @@ def test_rows_that_are_set_aside_get_no_other_key_groups(family: Family, rows: i
     jobs = family.jobs("job")
     epoch, base = jobs.claim("test")
     assert base is not None
-    jobs.create(replace(base, id=base.id + 1, uid="aside", epoch=epoch, base=base.ref, operators=(aside,)))
+    jobs.create_manifest(replace(base, id=base.id + 1, uid="aside", epoch=epoch, base=base.ref, operators=(aside,)))
 
     with pytest.raises(InvalidInputError, match=told):
         family.fork(max_parallelism=24)

@@ -54,7 +54,7 @@ class QueryDriver:
 
     def complete(self) -> Manifest:
         """Complete the next checkpoint."""
-        self.latest, _ = self.jobs.create(self.request())
+        self.latest, _ = self.jobs.create_manifest(self.request())
         return self.latest
 
 
@@ -131,7 +131,7 @@ def test_published_output_that_stays_is_told(store: MemoryStore) -> None:
         OperatorInfo("early", 1, "", {}, kind=SINK, published=1),
         OperatorInfo("new", 1, "", {}, kind=SINK),
     )
-    driver.latest, _ = driver.jobs.create(replace(driver.request(), operators=sinks))
+    driver.latest, _ = driver.jobs.create_manifest(replace(driver.request(), operators=sinks))
 
     report = rewind(driver.jobs, "job", FakeIds(), checkpoint_id=1)
 
@@ -151,7 +151,7 @@ def test_sink_has_the_slots_of_before_and_after(store: MemoryStore) -> None:
             OperatorInfo("many", many, "", {}, kind=CLOSED_SINK, published=0),
             OperatorInfo("table", few, "", {}),
         )
-        driver.latest, _ = driver.jobs.create(replace(driver.request(), operators=sinks))
+        driver.latest, _ = driver.jobs.create_manifest(replace(driver.request(), operators=sinks))
 
     set_back(store, checkpoint_id=1)
 
@@ -166,7 +166,7 @@ def test_sink_knows_the_checkpoints_that_are_given_up(store: MemoryStore) -> Non
     for checkpoint_id in range(4):
         recent = [ref for ref in refs if ref.id >= checkpoint_id - 2]
         sink = OperatorInfo("output", 2, "", {}, kind=SINK, recent=recent)
-        driver.latest, _ = driver.jobs.create(replace(driver.request(), operators=(sink,)))
+        driver.latest, _ = driver.jobs.create_manifest(replace(driver.request(), operators=(sink,)))
         refs.append(driver.latest.ref)
 
     set_back(store, checkpoint_id=2)
@@ -186,10 +186,11 @@ def test_older_driver_is_fenced(store: MemoryStore) -> None:
     report = set_back(store, checkpoint_id=0)
 
     with pytest.raises(FencedError):
-        driver.jobs.create(driver.request())
-    assert driver.jobs.create(lost)[0].ref.to_text() == report.newest  # its answer was lost: the checkpoint does exist
+        driver.jobs.create_manifest(driver.request())
+    # Its answer was lost: the checkpoint does exist.
+    assert driver.jobs.create_manifest(lost)[0].ref.to_text() == report.newest
     with pytest.raises(FencedError):
-        driver.jobs.create(driver.request())
+        driver.jobs.create_manifest(driver.request())
     assert newest_id(store)[0] == 0
 
 
@@ -199,7 +200,7 @@ def test_driver_of_a_deleted_job_takes_nobody_over(store: MemoryStore) -> None:
     late = old.request()
     delete_job(store, "job", write=True)
     new = driver_of(store, 1, host=2)
-    old.jobs.create(late)
+    old.jobs.create_manifest(late)
 
     assert QueryDriver(store, 4).latest == new.latest
     with pytest.raises(FencedError):
@@ -229,7 +230,7 @@ def test_older_drivers_are_fenced_by_each_other(store: MemoryStore, checkpoints:
 
     newer = QueryDriver(store, 3)
     with pytest.raises(FencedError):
-        older.jobs.create(older.request())
+        older.jobs.create_manifest(older.request())
     assert newer.latest == older.latest
     assert newer.complete().id == checkpoints + 1
     assert opened(store, 4).frontier() == (newer.latest, newer.epoch)
@@ -468,7 +469,7 @@ def test_offsets_are_beside_state_and_output(tmp_path: Path, capsys: pytest.Capt
     driver = QueryDriver(store, 1)
     driver.complete()
     sink = OperatorInfo("output", 1, "", {}, kind=SINK, published=0)
-    driver.jobs.create(replace(driver.request(), operators=(sink,), offsets=entry))
+    driver.jobs.create_manifest(replace(driver.request(), operators=(sink,), offsets=entry))
 
     assert main(["checkpoints", "--storage", store.url, "--json", "job"]) == 0
     newest = json.loads(capsys.readouterr().out.splitlines()[-1])
@@ -487,7 +488,7 @@ def test_changed_operators_are_beside_the_checkpoint(tmp_path: Path, capsys: pyt
         OperatorInfo("gone", 2, "", {}, kind=REMOVED),
         OperatorInfo("gone.set-aside", 2, "", {}, kind=REMOVED),
     )
-    driver.latest, _ = driver.jobs.create(replace(driver.request(), operators=operators))
+    driver.latest, _ = driver.jobs.create_manifest(replace(driver.request(), operators=operators))
 
     assert main(["checkpoints", "--storage", store.url, "--json", "job"]) == 0
     newest = json.loads(capsys.readouterr().out.splitlines()[-1])
@@ -504,10 +505,10 @@ def test_rows_set_aside_are_those_of_the_target(tmp_path: Path, capsys: pytest.C
     store = LocalStore(tmp_path)
     driver = QueryDriver(store, 1)
     waiting = OperatorInfo("op.rows", 2, "", {}, kind=SET_ASIDE, set_aside=[RowsSetAside(0, 0, 9, 5, 70)])
-    driver.latest, _ = driver.jobs.create(replace(driver.request(), operators=(waiting,)))
+    driver.latest, _ = driver.jobs.create_manifest(replace(driver.request(), operators=(waiting,)))
     lost = replace(waiting, set_aside=[RowsSetAside(0, 0, 9, 5, 70, is_lost=True)])
     for operator in (lost, replace(waiting, set_aside=[])):
-        driver.latest, _ = driver.jobs.create(replace(driver.request(), operators=(operator,)))
+        driver.latest, _ = driver.jobs.create_manifest(replace(driver.request(), operators=(operator,)))
 
     set_back(store, checkpoint_id=0)
 
@@ -527,7 +528,7 @@ def test_losses_are_listed(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -
     driver = QueryDriver(store, 1)
     parts = [RowsSetAside(3, 64, 127, 5, 70, is_lost=True), RowsSetAside(3, 64, 127, 0, 0)]
     companion = OperatorInfo("op.set-aside", 2, "", {}, kind=SET_ASIDE, set_aside=parts)
-    driver.latest, _ = driver.jobs.create(replace(driver.request(), operators=(companion,)))
+    driver.latest, _ = driver.jobs.create_manifest(replace(driver.request(), operators=(companion,)))
 
     assert main(["losses", "--storage", store.url, "job"]) == 0
     line = "operator=op  batch=3  key_groups=00064-00127  partition=1  rows=5  bytes=70"
@@ -536,6 +537,6 @@ def test_losses_are_listed(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -
     (document,) = map(json.loads, capsys.readouterr().out.splitlines())
     assert (document["operator"], document["batch"], document["rows"]) == ("op", 3, 5)
     rescaled = replace(companion, parallelism=8)
-    driver.latest, _ = driver.jobs.create(replace(driver.request(), operators=(rescaled,)))
+    driver.latest, _ = driver.jobs.create_manifest(replace(driver.request(), operators=(rescaled,)))
     assert main(["losses", "--storage", store.url, "job"]) == 0
     assert capsys.readouterr().out.splitlines() == [line.replace("partition=1", "partition=-")], "it is of another one"

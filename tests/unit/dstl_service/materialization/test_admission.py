@@ -39,7 +39,8 @@ class Coordinator:
         base = self.refs[-1] if self.refs else None
         checkpoint = manifest(len(self.refs), 1, base, job_uid=self.jobs.job_uid, kind=ManifestKind.COMPLETE)
         under_way = UnderWay(tuple(self.listed))
-        created, _ = self.jobs.create(replace(checkpoint, materializations=materializations, under_way=under_way))
+        made = replace(checkpoint, materializations=materializations, under_way=under_way)
+        created, _ = self.jobs.create_manifest(made)
         self.refs.append(created.ref)
         return self.refs[-1]
 

@@ -74,7 +74,7 @@ class ManyTablesJob:
             job_uid=self.jobs.job_uid,
             kind=ManifestKind.COMPLETE,
         )
-        created, _size = self.jobs.create(
+        created, _size = self.jobs.create_manifest(
             replace(made, operators=(self.operator,), materializations=view.materializations, under_way=under_way)
         )
         return created

@@ -68,7 +68,7 @@ class Host:
         checkpoint = manifest(
             base.id + 1 if base else 0, 1, base, job_uid=self.jobs.job_uid, kind=ManifestKind.COMPLETE
         )
-        created, _ = self.jobs.create(replace(checkpoint, materializations=tuple(handles)))
+        created, _ = self.jobs.create_manifest(replace(checkpoint, materializations=tuple(handles)))
         return created.ref
 
     def upload(self, path: Path) -> StoredSnapshot:

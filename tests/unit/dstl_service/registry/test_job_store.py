@@ -28,7 +28,7 @@ def completed(
     job_store: JobStore, epoch: int, checkpoint_id: int, base: Manifest | None = None, uid: str = ""
 ) -> Manifest:
     """Create a checkpoint of this epoch."""
-    created, _ = job_store.create(
+    created, _ = job_store.create_manifest(
         manifest(
             checkpoint_id,
             epoch,
@@ -288,7 +288,7 @@ class TestCreate:
         jobs = opened(store)
         epoch, _ = jobs.claim("driver")
         checkpoint = manifest(0, epoch, None, uid="same", job_uid=jobs.job_uid)
-        (created, size_bytes), (_, again_bytes) = jobs.create(checkpoint), jobs.create(checkpoint)
+        (created, size_bytes), (_, again_bytes) = jobs.create_manifest(checkpoint), jobs.create_manifest(checkpoint)
 
         stored = store.head(f"job/checkpoints/{created.id:020d}.{created.generation:06d}.json")
         assert (size_bytes, again_bytes) == (stored.size_bytes, stored.size_bytes)

@@ -192,7 +192,7 @@ def run_on(first: JobHistory, driver: JobStore, store: MemoryStore, acknowledged
     assert first.newest is not None
     delta = replace(first.newest, id=3, generation=0, uid="late", base=first.newest.ref, segments=())
     with suppress(FencedError):
-        driver.create(delta)
+        driver.create_manifest(delta)
         acknowledged[-1] = True
         named = {handle.object_key for one in driver.chain(delta.ref) for handle in one.segments}
         assert named <= {info.key for info in store.list("job/segments/")}, f"paused before call {len(acknowledged)}"

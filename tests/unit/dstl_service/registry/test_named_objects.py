@@ -16,7 +16,7 @@ def saved_job(store: RecordingStore, names: list[str]) -> JobStore:
     job_store = JobStore(store, "job", FakeClock(), FakeIds())
     job_store.open(128)
     made = manifest(0, 1, None, job_uid=job_store.job_uid, segments=tuple(handles_of([segment(checkpoint_id=0)])))
-    created, _ = job_store.create(made)
+    created, _ = job_store.create_manifest(made)
     for name in names:
         job_store.keep(name, created)
     store.clear()

@@ -29,7 +29,7 @@ SAVEPOINT_REQUESTS_MAX = 50
 
 def complete(job_store: JobStore, epoch: int, base: Manifest | None) -> Manifest:
     checkpoint_id = base.id + 1 if base else 0
-    made, _ = job_store.create(
+    made, _ = job_store.create_manifest(
         manifest(checkpoint_id, epoch, base.ref if base else None, uid=f"e{epoch}", job_uid=job_store.job_uid)
     )
     return made

@@ -911,7 +911,7 @@ def with_snapshot(*, keep_log: bool = True) -> tuple[JobHistory, Materialization
     assert history.newest is not None
     index = index_of(history.newest.ref, job_uid=history.jobs.job_uid)
     handle = store_snapshot(history.store, index)
-    history.newest, _ = history.jobs.create(
+    history.newest, _ = history.jobs.create_manifest(
         replace(
             history.newest,
             kind=ManifestKind.COMPLETE,

@@ -49,7 +49,7 @@ class History:
             chain = list(self.jobs.chain(base.ref))
             length = next((n for n, step in enumerate(chain, 1) if step.kind is ManifestKind.COMPLETE), len(chain))
             earlier = state_up_to(chain[:length]).log
-        created, _ = self.jobs.create(
+        created, _ = self.jobs.create_manifest(
             manifest(
                 checkpoint_id,
                 self.epoch,

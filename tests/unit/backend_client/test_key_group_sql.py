@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from backend_client.key_groups import order_expression, partition_expression
+from backend_client.key_group_sql import order_expression, partition_expression
 from storage.errors import InvalidInputError
 from storage.key_groups import check_parallelism, key_group_range
 

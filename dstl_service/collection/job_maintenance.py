@@ -85,6 +85,7 @@ class JobMaintenance:
         self._begun = ""  # no uid begins twice: its keys are written once
         self._replacements: tuple[Replacement, ...] = ()
         self._failed_log_bytes: dict[str, int] = {}
+        self._shown: set[str] = set()  # operators whose sizes the metrics show
         self._completed: list[Manifest] = []
         self._epoch = 0
         self._work: asyncio.Task[None] | None = None
@@ -160,9 +161,7 @@ class JobMaintenance:
             return  # a newer checkpoint is already complete
         is_idle = self._compaction is None and not self._replacements
         found: _Findings = await self._in_thread(self._job, partial(self._look, manifest, is_idle=is_idle))
-        for operator, size in found.sizes.items():
-            self._metrics.log_bytes.labels(self._job, operator).set(size.log_bytes)
-            self._metrics.table_bytes.labels(self._job, operator).set(size.table_bytes)
+        self._show(found.sizes)
         if not is_idle or self._compaction is not None:
             return
         due = [
@@ -180,6 +179,16 @@ class JobMaintenance:
             self._uid, self._begun, self._is_due = uid, uid, False
             work = self._run_compactions(manifest.epoch, uid, due, found.sizes)
             self._compaction = asyncio.get_running_loop().create_task(work)
+
+    def _show(self, sizes: Mapping[str, LogSize]) -> None:
+        """Set the metrics of a checkpoint's operators, and remove those of operators that it does not have any more."""
+        for operator, size in sizes.items():
+            self._metrics.log_bytes.labels(self._job, operator).set(size.log_bytes)
+            self._metrics.table_bytes.labels(self._job, operator).set(size.table_bytes)
+        for operator in self._shown - sizes.keys():
+            self._metrics.log_bytes.remove(self._job, operator)
+            self._metrics.table_bytes.remove(self._job, operator)
+        self._shown = set(sizes)
 
     def _look(self, manifest: Manifest, *, is_idle: bool) -> _Findings:
         """Examine a checkpoint's state, which may be large; runs in a thread."""

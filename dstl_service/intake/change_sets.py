@@ -83,13 +83,13 @@ class ChangeSetTracker:
         self._uploads_of: dict[int, int] = {}  # id() of a segment -> batches whose attempts hold it
         self._due_ms: int | None = None
         self._waiting_bytes = 0
-        self.held = HeldSets(all_held)
+        self.in_memory = HeldSets(all_held)
         self._is_closed = False
 
     @property
     def in_flight_bytes(self) -> int:
         """See invariant 2."""
-        return self.held.in_flight_bytes
+        return self.in_memory.in_flight_bytes
 
     @property
     def is_empty(self) -> bool:
@@ -130,8 +130,8 @@ class ChangeSetTracker:
         self._entries[segment.id] = self._received[segment.id] = _Entry(segment, _Stage.RECEIVED)
         self._ids_of.setdefault(segment.id.checkpoint_id, []).append(segment.id)
         self._waiting_bytes += len(segment.payload)
-        self.held.add_bytes(len(segment.payload))
-        self.held.add_sets(1)
+        self.in_memory.add_bytes(len(segment.payload))
+        self.in_memory.add_sets(1)
         if self._waiting_bytes >= self._settings.size_bytes:
             self.request_all(now_ms)
         elif preemptive:
@@ -156,8 +156,8 @@ class ChangeSetTracker:
         self._entries[segment.id] = _Entry(segment, _Stage.RECEIVED)
         self._ids_of.setdefault(segment.id.checkpoint_id, []).append(segment.id)
         self._waiting_bytes += len(segment.payload)
-        self.held.add_bytes(len(segment.payload))
-        self.held.add_sets(1)
+        self.in_memory.add_bytes(len(segment.payload))
+        self.in_memory.add_sets(1)
         return segment.id
 
     def size_of(self, set_id: ChangeSetId) -> int | None:
@@ -291,7 +291,7 @@ class ChangeSetTracker:
     def _forget(self, ids: Iterable[ChangeSetId]) -> None:
         for set_id in ids:
             entry = self._entries.pop(set_id)
-            self.held.add_sets(-1)
+            self.in_memory.add_sets(-1)
             if entry.stage in (_Stage.RECEIVED, _Stage.REQUESTED):
                 self._waiting_bytes -= len(entry.segment.payload)
                 self._received.pop(set_id, None)
@@ -313,7 +313,7 @@ class ChangeSetTracker:
         """Stop counting a set's bytes if neither the tracker nor an attempt holds it."""
         entry = self._entries.get(segment.id)
         if id(segment) not in self._uploads_of and (entry is None or entry.segment is not segment):
-            self.held.add_bytes(-len(segment.payload))
+            self.in_memory.add_bytes(-len(segment.payload))
 
     def _known(self, set_id: ChangeSetId) -> _Entry:
         entry = self._entries.get(set_id)

@@ -132,7 +132,7 @@ class Intake:
         if held_bytes == size_bytes <= FIRST_BYTES_MAX:
             return self._received_again(set_id, size_bytes)
         if held_bytes is None:
-            book.held.check_room(set_id.job, 1 + NOTES_MAX)
+            book.in_memory.check_room(set_id.job, 1 + NOTES_MAX)
         return self._room.reserved(set_id.job, size_bytes)
 
     @asynccontextmanager

@@ -213,12 +213,15 @@ class Materializer:
         return table
 
     def _sweep(self) -> None:
-        """Drop tables that no restore has named for long."""
+        """Drop tables that no restore has named for long, and the counts of operators that have none left here."""
         now_ms = self._shared.clock.monotonic_ms()
         if now_ms >= self._swept_ms + _SWEEP_MS:  # each look at all tables for each one would take their square
             self._swept_ms = now_ms
-            for table_id in [table_id for table_id, table in self._tables.items() if table.schedule.is_stale(now_ms)]:
+            stale = [table_id for table_id, table in self._tables.items() if table.schedule.is_stale(now_ms)]
+            for table_id in stale:
                 self._drop(table_id)
+            left = {(table_id.job, table_id.operator) for table_id in self._tables}
+            self.metrics.forget({(table_id.job, table_id.operator) for table_id in stale} - left)
 
     def _drop(self, table_id: TableId) -> None:
         del self._tables[table_id]

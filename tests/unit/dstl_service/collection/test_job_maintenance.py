@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 from collections.abc import Iterator
+from functools import partial
 from itertools import count
 from typing import Any
 
@@ -20,7 +21,7 @@ from storage.memory_store import MemoryStore
 from storage.model import SegmentKind
 from storage.object_store import ObjectStore
 from storage.testing import FakeClock, FakeIds, Fault, FaultKind, FaultyStore
-from tests.unit.dstl_service.http_life import Life, service
+from tests.unit.dstl_service.http_life import Life, samples, service
 from tests.unit.dstl_service.samples import opened
 from tests.waiting import wait_until
 
@@ -288,3 +289,23 @@ def test_removed_operator_leaves_the_store(job: MaintainedJob) -> None:
 
     assert {key for key in kept if "/segments/" in key} <= {*job.keys("segments")}
     assert job.restored(job.base) == {KEYS[1]: b"y"}
+
+
+def test_sizes_of_former_operators_are_not_shown(job: MaintainedJob) -> None:
+    """C24: metrics show the operators of the newest checkpoint only, however many names the ones before had."""
+    base = None
+    for number in range(3):
+        operator = {"name": f"op-{number}", "parallelism": 1, "key_schema": "{}", "states": {}}
+        base = job.life.complete(number, base, operators=[operator])
+        wait_until(partial(_shows_only, job, f"op-{number}"), what="the newest checkpoint's sizes")
+
+    assert _shown_of(job, "dstl_table_bytes") == {"op-2"}
+
+
+def _shows_only(job: MaintainedJob, operator: str) -> bool:
+    return _shown_of(job, "dstl_log_bytes") == {operator}
+
+
+def _shown_of(job: MaintainedJob, metric: str) -> set[str]:
+    shown = [name for name in samples(job.life) if name.startswith(metric)]
+    return {name.partition('operator="')[2].partition('"')[0] for name in shown}

@@ -62,4 +62,4 @@ def test_ids_of_older_epochs_do_not_stay() -> None:
     tracker = ChangeSetTracker(BatchSettings())
     tracker.receive(segment(checkpoint_id=9), 0, preemptive=False)
     tracker.forget_epochs_before(4)
-    assert (tracker.held.sets, tracker._ids_of) == (0, {})  # noqa: SLF001 - nothing else shows what stays
+    assert (tracker.in_memory.sets, tracker._ids_of) == (0, {})

@@ -78,3 +78,22 @@ def test_each_table_is_not_compared_with_all_others(life: Life, monkeypatch: pyt
         assert life.restore_raw(ref, operator=f"op-{number}").status_code == 200
 
     assert looks <= 50
+
+
+def test_counts_of_operators_without_tables_go(life: Life, clock: FakeClock) -> None:
+    """C24: restores of any operators leave no counts in the metrics once their tables are dropped."""
+    ref = life.complete(0, None, life.append())
+    for number in range(5):
+        life.restore_raw(ref, operator=f"op-{number}")
+    assert counted(life) == {f"op-{number}" for number in range(5)}
+
+    clock.advance(30 * 24 * 3_600_000)
+    life.restore_raw(ref)
+
+    assert counted(life) == {"op"}
+
+
+def counted(life: Life) -> set[str]:
+    """Return the operators of which the metrics count something."""
+    shown = [name for name in samples(life) if name.startswith("dstl_materializations_skipped_total")]
+    return {name.partition('operator="')[2].partition('"')[0] for name in shown}

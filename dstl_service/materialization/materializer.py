@@ -29,6 +29,7 @@ from dstl_service.materialization.policy import MaterializationSettings
 from dstl_service.materialization.snapshot_uploader import SnapshotUploader
 from dstl_service.materialization.tracked_table import Shared, TrackedTable
 from dstl_service.metrics.materialization import GaugeValues, MaterializationMetrics
+from dstl_service.process.shares import shares_of
 from dstl_service.registry.job_store import JobStore
 from dstl_service.restore.plan import RestorePlan, plan_restore
 from dstl_service.restore.table_id import TableId
@@ -50,6 +51,8 @@ TABLES_PER_PARTITION = 4
 A job may have this many tables on a host for each of its partitions, and `TABLES_MIN` more: those of a parallelism
 before, or of operators that the checkpoint does not have yet.
 """
+TABLES_MAX = 100_000
+"""Tables of all jobs on a host; the parallelism of which the number for one job follows is its writer's choice."""
 _LOOK_S = 10.0
 """Interval of the check whether a checkpoint lists waiting snapshots; no restore tells it after a job's last batch."""
 
@@ -233,7 +236,9 @@ class Materializer:
         """Say whether another table of a job may be kept: a caller may name any operator and key groups."""
         self._sweep()
         partitions = sum(operator.parallelism for operator in operators if operator.has_table)
-        return self._tables_of[job] < TABLES_MIN + TABLES_PER_PARTITION * partitions
+        tables = self._tables_of[job]
+        is_share = shares_of(TABLES_MAX).admits(tables, 1, TABLES_MAX - len(self._tables))
+        return is_share and tables < TABLES_MIN + TABLES_PER_PARTITION * partitions
 
     async def _watch(self, job: str, job_store: JobStore) -> None:
         """Poll whether a checkpoint lists waiting snapshots; after a job's last batch no restore tells it."""

@@ -47,6 +47,17 @@ def test_tables_that_callers_name_are_bounded(life: Life, monkeypatch: pytest.Mo
     assert operators_of(life) == {f"op-{number}" for number in range(most)}
 
 
+def test_tables_of_any_parallelism_are_bounded(life: Life, monkeypatch: pytest.MonkeyPatch) -> None:
+    """C27: a job with operators of any parallelism has tables up to its share of those of the host."""
+    monkeypatch.setattr(materializer, "TABLES_MAX", 20)
+    operators = [{"name": f"op-{n}", "parallelism": 128, "key_schema": "{}", "states": {}} for n in range(50)]
+    ref = life.complete(0, None, operators=operators)
+    for number in range(50):
+        life.restore_raw(ref, operator=f"op-{number}")
+
+    assert len(operators_of(life)) == 10
+
+
 def test_tables_that_nobody_restores_make_room(life: Life, clock: FakeClock, monkeypatch: pytest.MonkeyPatch) -> None:
     """Tables that a host does not run any more, as after a change of parallelism, keep no other ones out."""
     monkeypatch.setattr(materializer, "TABLES_MIN", 3)

@@ -14,13 +14,13 @@ from dstl_service.checkpoints.rewind import rewind
 from dstl_service.collection.garbage_collector import collect_garbage
 from dstl_service.collection.retention import RetentionSettings
 from dstl_service.compaction.plan import CompactionSettings
-from dstl_service.formats.manifest import Manifest
+from dstl_service.formats.manifest import COMPLETE_EVERY, Manifest
 from dstl_service.formats.under_way import uid_in_key
 from storage.change_set import decode_change_set, encode_change_set
 from storage.memory_store import MemoryStore
 from storage.model import SegmentKind
 from storage.object_store import ObjectStore
-from storage.testing import FakeClock, FakeIds, Fault, FaultKind, FaultyStore
+from storage.testing import FakeClock, FakeIds, Fault, FaultKind, FaultyStore, RecordingStore
 from tests.unit.dstl_service.http_life import Life, samples, service
 from tests.unit.dstl_service.samples import opened
 from tests.waiting import wait_until
@@ -289,6 +289,23 @@ def test_removed_operator_leaves_the_store(job: MaintainedJob) -> None:
 
     assert {key for key in kept if "/segments/" in key} <= {*job.keys("segments")}
     assert job.restored(job.base) == {KEYS[1]: b"y"}
+
+
+def test_restart_reads_only_retained_checkpoints() -> None:
+    """J25: however many subsumed checkpoints wait to be deleted, a restarted coordinator reads those that it keeps."""
+    store, kept = RecordingStore(MemoryStore()), RetentionSettings(checkpoints_max=1, delay_s=86_400)
+    with service(store, retention=kept) as life:
+        before = MaintainedJob(store, life)
+        for _ in range(60):
+            before.checkpoint()
+    with service(store, retention=kept) as life:
+        job = MaintainedJob(store, life)
+        job.base = before.base
+        store.clear()
+        job.checkpoint()
+        wait_until(partial(_shows, job, "op"), what="the end of the work after the checkpoint")
+
+    assert store.count("get", "job/checkpoints/*") <= COMPLETE_EVERY
 
 
 def test_sizes_of_former_operators_are_not_shown(job: MaintainedJob) -> None:

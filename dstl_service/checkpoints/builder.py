@@ -169,7 +169,7 @@ def check_follows(checkpoint_id: int, base: CheckpointRef | None) -> None:
 
 
 def check_size(request: CompleteRequest) -> None:
-    """Raise `InvalidInputError` if offsets and states are too long or many: a coordinator holds those of many checkpoints."""
+    """Raise `InvalidInputError` if offsets and states are too long or too many: those of many checkpoints are held."""
     states = [state for operator in request.operators for state in operator.states.values()]
     texts = [request.offsets, *(operator.key_schema for operator in request.operators)]
     texts += [text for state in states for text in (state.kind, state.schema, *state.earlier)]

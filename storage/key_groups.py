@@ -85,6 +85,13 @@ def key_group_range(partition: int, parallelism: int, max_parallelism: int) -> K
     return KeyGroupRange(first, last)
 
 
+def partition_of(key_groups: KeyGroupRange, parallelism: int, max_parallelism: int) -> int | None:
+    """Return the partition that has exactly these key groups; None if none has."""
+    partition = key_groups.first * parallelism // max_parallelism
+    is_one = parallelism <= max_parallelism and partition < parallelism
+    return partition if is_one and key_group_range(partition, parallelism, max_parallelism) == key_groups else None
+
+
 def check_parallelism(parallelism: int, max_parallelism: int) -> None:
     """
     Check that every partition owns at least one key group.

@@ -24,7 +24,10 @@ from storage.errors import ConflictError, InvalidInputError
 from storage.model import Segment, SegmentHandle, Writer
 
 TEXT_CHARS_MAX = 4 << 20
-"""Most characters of the offsets and schemas of a checkpoint. A Kafka source needs about 25 for each partition."""
+"""Most characters of the offsets and states of a checkpoint. A Kafka source needs about 25 for each partition."""
+
+_STATE_CHARS = 100
+"""What a state counts as beside its texts: it takes memory in each checkpoint that is listed."""
 
 Replace: TypeAlias = Callable[[StateView, UnderWay], tuple[StateView, tuple[str, ...]]]
 """Returns a view with compactions applied, and the uids of those under way; see `JobMaintenance.replace`."""
@@ -166,14 +169,15 @@ def check_follows(checkpoint_id: int, base: CheckpointRef | None) -> None:
 
 
 def check_size(request: CompleteRequest) -> None:
-    """Raise `InvalidInputError` if offsets and schemas are too long: a coordinator holds those of many checkpoints."""
+    """Raise `InvalidInputError` if offsets and states are too long or too many: those of many checkpoints are held."""
     states = [state for operator in request.operators for state in operator.states.values()]
     texts = [request.offsets, *(operator.key_schema for operator in request.operators)]
-    texts += [text for state in states for text in (state.schema, *state.earlier)]
-    chars = sum(map(len, texts))
+    texts += [text for state in states for text in (state.kind, state.schema, *state.earlier)]
+    texts += [name for operator in request.operators for name in operator.states]
+    chars = sum(map(len, texts)) + _STATE_CHARS * len(states)
     if chars > TEXT_CHARS_MAX:
         raise InvalidInputError(
-            f"offsets and schemas have {chars} characters together, at most {TEXT_CHARS_MAX} are allowed; "
+            f"offsets and states have {chars} characters together, at most {TEXT_CHARS_MAX} are allowed; "
             "read the sources in several queries"
         )
 

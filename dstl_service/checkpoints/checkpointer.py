@@ -180,12 +180,13 @@ class Checkpointer:
         check_follows(checkpoint_id, request.base)
         check_size(request)
         CheckpointRef.parse(f"0.0.{request.uid}")
-        check_form(request.materializations)
 
     async def _planned(self, job: ActiveJob, checkpoint_id: int, request: CompleteRequest) -> PlannedCheckpoint:
         """Return the plan for this request; `complete` reuses the one of `flush`."""
         pending = self._pending.get(job)
         if pending is None or not pending.is_for(checkpoint_id, request):
+            if request.materializations:  # on the event loop, a request could keep all others waiting for seconds
+                await self._in_thread(job.name, check_form, request.materializations)
             reported = await self._materializer.choose(job.name, job.store, request.base, request.materializations)
             # Replacements for the log are chosen here. However long the checkpoint takes, its base lists them.
             maintenance = self._background_work.maintenance_of(job)

@@ -15,7 +15,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 
-from dstl_service.collection.retention import RetentionSettings, RetentionTracker
+from dstl_service.collection.retention import RetentionSettings, RetentionTracker, manifests_to_keep
 from dstl_service.collection.subsumed_deletion import Deleted, delete_subsumed
 from dstl_service.compaction.compactor import Compactor
 from dstl_service.compaction.plan import (
@@ -78,6 +78,7 @@ class JobMaintenance:
         self._in_thread = in_thread
         self._compaction_settings = compaction
         self._book = RetentionTracker(retention)
+        self._checkpoints_max = retention.checkpoints_max
         self._ids = ids
         self._is_due = False
         # The compaction that the newest checkpoint lists: about to begin, running, or done with these results.
@@ -85,6 +86,7 @@ class JobMaintenance:
         self._begun = ""  # no uid begins twice: its keys are written once
         self._replacements: tuple[Replacement, ...] = ()
         self._failed_log_bytes: dict[str, int] = {}
+        self._shown: set[str] = set()  # operators whose sizes the metrics show
         self._completed: list[Manifest] = []
         self._epoch = 0
         self._work: asyncio.Task[None] | None = None
@@ -149,8 +151,7 @@ class JobMaintenance:
 
     async def _take_in(self, manifest: Manifest) -> None:
         if manifest.base is None or self._book.newest != manifest.base:
-            chain = await self._in_thread(self._job, lambda: list(self._job_store.stored_chain(manifest.ref)))
-            self._book.begin(chain)
+            self._book.begin(await self._in_thread(self._job, self._kept, manifest))
         else:
             self._book.completed(manifest, self._clock.monotonic_ms())
         # A later epoch that continues from the same checkpoint was preceded by no rewind: waiting deletions stay valid.
@@ -160,9 +161,7 @@ class JobMaintenance:
             return  # a newer checkpoint is already complete
         is_idle = self._compaction is None and not self._replacements
         found: _Findings = await self._in_thread(self._job, partial(self._look, manifest, is_idle=is_idle))
-        for operator, size in found.sizes.items():
-            self._metrics.log_bytes.labels(self._job, operator).set(size.log_bytes)
-            self._metrics.table_bytes.labels(self._job, operator).set(size.table_bytes)
+        self._show(found.sizes)
         if not is_idle or self._compaction is not None:
             return
         due = [
@@ -180,6 +179,20 @@ class JobMaintenance:
             self._uid, self._begun, self._is_due = uid, uid, False
             work = self._run_compactions(manifest.epoch, uid, due, found.sizes)
             self._compaction = asyncio.get_running_loop().create_task(work)
+
+    def _kept(self, newest: Manifest) -> list[Manifest]:
+        """Read the manifests that retention needs, and none before them: of those any number may wait to be deleted."""
+        return manifests_to_keep(self._job_store.stored_chain(newest.ref), self._checkpoints_max)
+
+    def _show(self, sizes: Mapping[str, LogSize]) -> None:
+        """Set the metrics of a checkpoint's operators, and remove those of operators that it does not have any more."""
+        for operator, size in sizes.items():
+            self._metrics.log_bytes.labels(self._job, operator).set(size.log_bytes)
+            self._metrics.table_bytes.labels(self._job, operator).set(size.table_bytes)
+        for operator in self._shown - sizes.keys():
+            self._metrics.log_bytes.remove(self._job, operator)
+            self._metrics.table_bytes.remove(self._job, operator)
+        self._shown = set(sizes)
 
     def _look(self, manifest: Manifest, *, is_idle: bool) -> _Findings:
         """Examine a checkpoint's state, which may be large; runs in a thread."""

@@ -29,7 +29,8 @@ class RetentionSettings:
     checkpoints_max: int = CHECKPOINTS_MAX
     """Completed checkpoints that stay restorable; savepoints do not count."""
     delay_s: int = 60
-    """Seconds from a checkpoint's subsumption to the deletion of its state."""
+    """Seconds from a checkpoint's subsumption to the deletion of its state; a garbage collection does not wait for it
+    if the checkpoint is older than `gc.age_min_s`."""
 
     def __post_init__(self) -> None:
         if self.checkpoints_max < 1:

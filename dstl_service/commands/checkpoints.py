@@ -15,7 +15,7 @@ from dstl_service.process.display import utc_text
 from dstl_service.wire import REMOVED, SET_ASIDE_SUFFIX, SINK, CheckpointInfo, source_offsets
 from storage.clock import SystemClock, SystemIds
 from storage.errors import InvalidInputError
-from storage.key_groups import KeyGroupRange, key_group_range
+from storage.key_groups import partition_of
 
 
 def list_checkpoints(options: argparse.Namespace) -> int:
@@ -65,18 +65,12 @@ def list_losses(options: argparse.Namespace) -> int:
                 "operator": labels.get(operator.name, operator.name.removesuffix(SET_ASIDE_SUFFIX)),
                 "batch": part.checkpoint_id,
                 "key_groups": part.key_groups.to_text(),
-                "partition": _partition(part.key_groups, operator.parallelism, job_store.max_parallelism),
+                "partition": partition_of(part.key_groups, operator.parallelism, job_store.max_parallelism),
                 "rows": part.rows,
                 "bytes": part.size_bytes,
             }
             say(json.dumps(row) if options.json else "  ".join(f"{name}={_plain(row[name])}" for name in row))
     return 0
-
-
-def _partition(key_groups: KeyGroupRange, parallelism: int, max_parallelism: int) -> int | None:
-    """Return the number of the partition with these key groups; None if it had it at another parallelism."""
-    number = key_groups.first * parallelism // max_parallelism
-    return number if key_group_range(number, parallelism, max_parallelism) == key_groups else None
 
 
 def _plain(value: Any) -> Any:

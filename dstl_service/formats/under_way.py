@@ -23,11 +23,12 @@ from __future__ import annotations
 import re
 from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any
 
 from dstl_service.wire import CheckpointRef, OperatorInfo, validate_operator
 from storage.errors import InvalidInputError
-from storage.key_groups import KeyGroupRange, key_group_range
+from storage.key_groups import KeyGroupRange, partition_of
 from storage.model import MaterializationHandle
 from storage.validation import validate_name
 
@@ -104,7 +105,7 @@ def is_announcement(data: Any) -> bool:
     return isinstance(data, dict) and "base" in data
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class UnderWay:
     """
     The list of one manifest.
@@ -117,14 +118,18 @@ class UnderWay:
     snapshots: tuple[UnderWaySnapshot, ...] = ()
     compactions: tuple[str, ...] = ()
 
-    @property
-    def uids(self) -> set[str]:
+    @cached_property  # each table of a host asks, for each checkpoint
+    def uids(self) -> frozenset[str]:
         """All listed uids."""
-        return {snapshot.uid for snapshot in self.snapshots} | set(self.compactions)
+        return frozenset({snapshot.uid for snapshot in self.snapshots} | set(self.compactions))
 
     def snapshot_of(self, operator: str, key_groups: KeyGroupRange) -> UnderWaySnapshot | None:
         """Return the snapshot of a table, or None."""
-        return next((item for item in self.snapshots if item.table == (operator, key_groups)), None)
+        return self._by_table.get((operator, key_groups))
+
+    @cached_property
+    def _by_table(self) -> dict[tuple[str, KeyGroupRange], UnderWaySnapshot]:
+        return {snapshot.table: snapshot for snapshot in self.snapshots}
 
     def to_dict(self) -> dict[str, Any]:
         """Return the JSON form that `from_dict` reads; compact, since each manifest holds the whole list."""
@@ -175,17 +180,13 @@ def followed(
     new = [item.snapshot for item in announced if item.base == base and item.snapshot.uid not in known]
     if not carried and not new:
         return ()
-    tables = {
-        (operator.name, key_group_range(partition, operator.parallelism, max_parallelism))
-        for operator in operators
-        if operator.has_table
-        for partition in range(operator.parallelism)
-    }
+    parallelism = {operator.name: operator.parallelism for operator in operators if operator.has_table}
     newest = {(item.operator, item.key_groups): item.checkpoint_id for item in materializations}
     of_table = {
         item.table: item
         for item in (*carried, *new)
-        if item.table in tables
+        if item.operator in parallelism
+        and partition_of(item.key_groups, parallelism[item.operator], max_parallelism) is not None
         and newest.get(item.table, -1) < item.version.id
         and base.id - item.version.id <= CHECKPOINTS_MAX
     }

@@ -135,16 +135,15 @@ def log_refusal(scope: Scope, error: DstlError) -> None:
     Log a refused request with the job, checkpoint, epoch and attempt that it names.
 
     Back-pressure is logged at most once a second, for the latest refused request, with the number of requests since
-    the line before; so are requests that are invalid or name something missing, and those beyond the caller's rights.
-    Text chosen by the request is cut to a limited length.
+    the line before; so are requests that are invalid or name something missing, those beyond the caller's rights, and
+    each other kind of refusal of each job. Text chosen by the request is cut to a limited length.
     """
-    limiter = _limiter_of(error, scope["app"].state)
-    requests = 1 if limiter is None else limiter.count()
+    path = _JOB_PATH.match(scope["path"])
+    requests = _limiter_of(error, scope["app"].state, path[1] if path is not None else "").count()
     if not requests:
         return
     asked = {name: values[0] for name, values in parse_qs(scope["query_string"].decode("latin-1")).items()}
     fields: dict[str, object] = {name: int(asked[name]) for name in _NUMBERS if _NUMBER.fullmatch(asked.get(name, ""))}
-    path = _JOB_PATH.match(scope["path"])
     if path is not None:
         fields |= {"job": path[1]} | ({"checkpoint_id": int(path[2])} if path[2] else {})
     fields |= {name: value for name, value in error.context.items() if name in ("job", *_NUMBERS)}
@@ -154,15 +153,17 @@ def log_refusal(scope: Scope, error: DstlError) -> None:
     logger.log(level, "request refused", extra={**fields, **facts, "requests": requests})
 
 
-def _limiter_of(error: DstlError, state: State) -> LogLimiter | None:
-    """Return what limits the lines of errors that a caller can cause at any rate; None for others."""
-    limiter: LogLimiter | None = None
+def _limiter_of(error: DstlError, state: State, job: str) -> LogLimiter:
+    """Return what limits the lines of such errors: a caller can cause them at any rate."""
+    limiter: LogLimiter
     if isinstance(error, NotAllowedError):
         limiter = state.excesses
     elif error.kind is ErrorKind.OVERLOADED:
         limiter = state.overloads
     elif error.kind in _CALLERS_FAULT:
         limiter = state.mistakes
+    else:
+        limiter = state.refusals.of(job, error.kind.value)
     return limiter
 
 

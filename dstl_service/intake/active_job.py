@@ -14,8 +14,9 @@ from dataclasses import dataclass, field
 from functools import partial
 from weakref import WeakValueDictionary
 
-from dstl_service.intake.change_sets import BatchSettings, ByteCount, ChangeSetTracker
+from dstl_service.intake.change_sets import BatchSettings, ChangeSetTracker
 from dstl_service.intake.deletion_look import DeletionLook
+from dstl_service.intake.held_sets import HeldSets
 from dstl_service.intake.in_flight_limiter import InFlightLimiter
 from dstl_service.intake.unknown_job import no_such_epoch, no_such_job
 from dstl_service.process.job_threads import RunInThread
@@ -133,7 +134,7 @@ class ActiveJobs:
         self._in_thread = in_thread
         self._evicted = evicted
         self._has_reached_any = False
-        self._in_flight = ByteCount()
+        self._held = HeldSets()
         self._jobs: dict[str, ActiveJob] = {}
         self._asking: WeakValueDictionary[str, asyncio.Lock] = WeakValueDictionary()
 
@@ -154,7 +155,7 @@ class ActiveJobs:
     @property
     def in_flight_bytes(self) -> int:
         """Bytes of change sets in flight, over all jobs, those that late attempts of dropped jobs hold included."""
-        return self._in_flight.value
+        return self._held.in_flight_bytes
 
     def in_flight_bytes_of(self, name: str | None) -> int:
         """Bytes of change sets in flight, of one job or, for None, of all."""
@@ -170,7 +171,7 @@ class ActiveJobs:
             validate_name("job", name)
             self.evict_idle()
             store = JobStore(self._store, name, self._clock, self._ids)
-            book = ChangeSetTracker(self._batch, self._in_flight)
+            book = ChangeSetTracker(self._batch, self._held)
             job = self._jobs[name] = ActiveJob(name, store, book, self._room)
         job.used_ms = self._clock.monotonic_ms()
         return job

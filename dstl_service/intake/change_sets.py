@@ -22,6 +22,7 @@ from collections import OrderedDict
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 
+from dstl_service.intake.held_sets import HeldSets
 from storage.errors import ConflictError, InvalidInputError, LostChangesError
 from storage.model import ChangeSetId, Segment, SegmentHandle
 from storage.segment_format import SEGMENTS_MAX
@@ -56,25 +57,6 @@ class _Stage(enum.Enum):
     DURABLE = "durable"
 
 
-class ByteCount:
-    """
-    A number of bytes that is part of a total: one call changes both, so they cannot differ.
-
-    Args:
-        total: The number that this one is part of; None for a total itself.
-    """
-
-    def __init__(self, total: ByteCount | None = None) -> None:
-        self._total = total
-        self.value = 0
-
-    def add(self, size_bytes: int) -> None:
-        """Add bytes, or take them off if negative."""
-        self.value += size_bytes
-        if self._total is not None:
-            self._total.add(size_bytes)
-
-
 @dataclass(slots=True)
 class _Entry:
     segment: Segment
@@ -88,10 +70,10 @@ class ChangeSetTracker:
 
     Args:
         settings: When change sets are uploaded.
-        all_in_flight: The bytes in flight of all trackers.
+        all_held: What all trackers hold.
     """
 
-    def __init__(self, settings: BatchSettings, all_in_flight: ByteCount | None = None) -> None:
+    def __init__(self, settings: BatchSettings, all_held: HeldSets | None = None) -> None:
         self._settings = settings
         self._entries: dict[ChangeSetId, _Entry] = {}
         # The sets of the first two stages: taking a batch must not scan all sets of a large checkpoint.
@@ -101,13 +83,13 @@ class ChangeSetTracker:
         self._uploads_of: dict[int, int] = {}  # id() of a segment -> batches whose attempts hold it
         self._due_ms: int | None = None
         self._waiting_bytes = 0
-        self._in_flight = ByteCount(all_in_flight)
+        self.in_memory = HeldSets(all_held)
         self._is_closed = False
 
     @property
     def in_flight_bytes(self) -> int:
         """See invariant 2."""
-        return self._in_flight.value
+        return self.in_memory.in_flight_bytes
 
     @property
     def is_empty(self) -> bool:
@@ -148,7 +130,8 @@ class ChangeSetTracker:
         self._entries[segment.id] = self._received[segment.id] = _Entry(segment, _Stage.RECEIVED)
         self._ids_of.setdefault(segment.id.checkpoint_id, []).append(segment.id)
         self._waiting_bytes += len(segment.payload)
-        self._in_flight.add(len(segment.payload))
+        self.in_memory.add_bytes(len(segment.payload))
+        self.in_memory.add_sets(1)
         if self._waiting_bytes >= self._settings.size_bytes:
             self.request_all(now_ms)
         elif preemptive:
@@ -173,7 +156,8 @@ class ChangeSetTracker:
         self._entries[segment.id] = _Entry(segment, _Stage.RECEIVED)
         self._ids_of.setdefault(segment.id.checkpoint_id, []).append(segment.id)
         self._waiting_bytes += len(segment.payload)
-        self._in_flight.add(len(segment.payload))
+        self.in_memory.add_bytes(len(segment.payload))
+        self.in_memory.add_sets(1)
         return segment.id
 
     def size_of(self, set_id: ChangeSetId) -> int | None:
@@ -290,6 +274,9 @@ class ChangeSetTracker:
     def forget_epochs_before(self, epoch: int) -> None:
         """Drop all sets of older epochs: no checkpoint can name them any more (I4)."""
         self._forget([set_id for set_id in self._entries if set_id.writer.epoch < epoch])
+        self._ids_of.clear()  # or it would keep the ids of all epochs
+        for set_id in self._entries:
+            self._ids_of.setdefault(set_id.checkpoint_id, []).append(set_id)
 
     def close(self) -> None:
         """Drop all sets of a job that was deleted, and take in none any more; late attempts count until `released`."""
@@ -303,9 +290,8 @@ class ChangeSetTracker:
 
     def _forget(self, ids: Iterable[ChangeSetId]) -> None:
         for set_id in ids:
-            entry = self._entries.pop(set_id, None)
-            if entry is None:  # dropped before, with its epoch
-                continue
+            entry = self._entries.pop(set_id)
+            self.in_memory.add_sets(-1)
             if entry.stage in (_Stage.RECEIVED, _Stage.REQUESTED):
                 self._waiting_bytes -= len(entry.segment.payload)
                 self._received.pop(set_id, None)
@@ -327,7 +313,7 @@ class ChangeSetTracker:
         """Stop counting a set's bytes if neither the tracker nor an attempt holds it."""
         entry = self._entries.get(segment.id)
         if id(segment) not in self._uploads_of and (entry is None or entry.segment is not segment):
-            self._in_flight.add(-len(segment.payload))
+            self.in_memory.add_bytes(-len(segment.payload))
 
     def _known(self, set_id: ChangeSetId) -> _Entry:
         entry = self._entries.get(set_id)

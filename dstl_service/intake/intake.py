@@ -16,7 +16,7 @@ from typing import Any
 
 from dstl_service.intake.active_job import ActiveJob, ActiveJobs
 from dstl_service.intake.in_flight_limiter import FIRST_BYTES_MAX, InFlightLimiter, Place
-from dstl_service.intake.notes import Batch, check_waiting, unstored_sets
+from dstl_service.intake.notes import NOTES_MAX, Batch, check_waiting, unstored_sets
 from dstl_service.metrics.intake import IntakeMetrics
 from dstl_service.restore.segment_cache import SegmentCache
 from dstl_service.uploads.uploader import Upload, Uploader
@@ -118,7 +118,8 @@ class Intake:
             InvalidInputError: The set can never fit; the client must send smaller ones.
             ClosedError: The service is being stopped.
             FencedError: A newer epoch is known here.
-            OverloadedError: On entering: no room became free in time; send the set again later.
+            OverloadedError: The job holds too many sets, or, on entering: no room became free in time; send the set
+                again later.
         """
         self._check_running()
         if size_bytes > self.change_set_bytes_max:
@@ -126,9 +127,12 @@ class Intake:
                 f"a change set may have at most {self.change_set_bytes_max} bytes here, this one has {size_bytes}; "
                 "send smaller ones (preemptive_bytes of the client), or raise batch.in_flight_bytes_max"
             )
-        held_bytes = self._jobs.admit(set_id).book.size_of(set_id)
+        book = self._jobs.admit(set_id).book
+        held_bytes = book.size_of(set_id)
         if held_bytes == size_bytes <= FIRST_BYTES_MAX:
             return self._received_again(set_id, size_bytes)
+        if held_bytes is None:
+            book.in_memory.check_room(set_id.job, 1 + NOTES_MAX)
         return self._room.reserved(set_id.job, size_bytes)
 
     @asynccontextmanager

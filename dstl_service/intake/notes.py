@@ -102,7 +102,9 @@ def unstored_sets(tracker: ChangeSetTracker) -> int:
 
 
 def check_waiting(tracker: ChangeSetTracker, note: Segment | None) -> None:
-    """Raise `OverloadedError` if too many notes of a job wait to be stored for this one to be taken in."""
+    """Raise `OverloadedError` if too many notes of a job are held, or wait to be stored, to take this one in."""
+    if note is not None:
+        tracker.in_memory.check_room(note.id.job)
     if note is not None and len(tracker.unstored) - unstored_sets(tracker) >= NOTES_MAX:
         raise OverloadedError(f"{NOTES_MAX} notes of job {note.id.job!r} wait to be stored; retry later")
 

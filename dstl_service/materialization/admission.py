@@ -13,7 +13,7 @@ key groups, so each gets its turn. Blocking I/O.
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Collection, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import Any, TypeVar
@@ -109,6 +109,7 @@ class _Gate:
 
     def __init__(self, job_store: JobStore, job: str, base: CheckpointRef) -> None:
         state = job_store.state(base)
+        self._ancestors = _Ancestors(job_store.ancestors(base))
         self._job_store = job_store
         self._job = job
         self._base = base
@@ -122,7 +123,7 @@ class _Gate:
         """Return the valid announcements, the handles that may be taken, each once, and how many were refused."""
         announced: list[Announcement] = []
         handles: dict[str, MaterializationHandle] = {}
-        refusals = 0
+        why_not, refusals = "", 0
         for data in reported:
             try:
                 if is_announcement(data):
@@ -131,8 +132,9 @@ class _Gate:
                     self.check_listed(handle)
                     handles[handle.uid] = handle
             except DstlError as error:
-                refusals += 1
-                logger.warning("materialization refused", extra={"job": self._job, "error": str(error)})
+                why_not, refusals = why_not or str(error), refusals + 1
+        if refusals:  # one line: a request may report any number
+            logger.warning("materialization refused", extra={"job": self._job, "error": why_not, "number": refusals})
         return announced, handles.values(), refusals
 
     def announced(self, data: dict[str, Any]) -> Announcement:
@@ -144,7 +146,7 @@ class _Gate:
                 f"materialization {announcement.snapshot.uid} was announced for the checkpoint after "
                 f"{announcement.base.to_text()}, not after {self._base.to_text()}"
             )
-        if not self._job_store.is_ancestor(version, self._base):
+        if not self._ancestors.include(version):
             raise InvalidInputError(
                 f"materialization {announcement.snapshot.uid} is of checkpoint {version.to_text()}, which is not "
                 f"an ancestor of {self._base.to_text()}"
@@ -171,6 +173,27 @@ class _Gate:
             raise InvalidInputError(f"materialization {handle.uid} is not the one that was announced")
         if not self.taken.issuperset(index.parents):
             raise InvalidInputError(f"materialization {handle.uid} reuses files of one that is no longer in the state")
+
+
+class _Ancestors:
+    """
+    Knows the checkpoints that lead to a base; each is looked up once, however many reports name old ones.
+
+    Args:
+        newest_first: The base and those before it.
+    """
+
+    def __init__(self, newest_first: Iterator[CheckpointRef]) -> None:
+        self._newest_first = newest_first
+        self._found: dict[int, CheckpointRef] = {}
+
+    def include(self, ref: CheckpointRef) -> bool:
+        """Return whether a checkpoint is among them; after an error only those count that were found before."""
+        while ref.id not in self._found and (step := next(self._newest_first, None)) is not None:
+            self._found[step.id] = step
+            if step.id < ref.id:
+                break
+        return self._found.get(ref.id) == ref
 
 
 def _each(check: Callable[[T], R], items: Sequence[T], at_once: int) -> Iterable[R]:

@@ -29,6 +29,7 @@ from dstl_service.materialization.policy import MaterializationSettings
 from dstl_service.materialization.snapshot_uploader import SnapshotUploader
 from dstl_service.materialization.tracked_table import Shared, TrackedTable
 from dstl_service.metrics.materialization import GaugeValues, MaterializationMetrics
+from dstl_service.process.shares import shares_of
 from dstl_service.registry.job_store import JobStore
 from dstl_service.restore.plan import RestorePlan, plan_restore
 from dstl_service.restore.table_id import TableId
@@ -50,6 +51,8 @@ TABLES_PER_PARTITION = 4
 A job may have this many tables on a host for each of its partitions, and `TABLES_MIN` more: those of a parallelism
 before, or of operators that the checkpoint does not have yet.
 """
+TABLES_MAX = 100_000
+"""Tables of all jobs on a host; the parallelism of which the number for one job follows is its writer's choice."""
 _LOOK_S = 10.0
 """Interval of the check whether a checkpoint lists waiting snapshots; no restore tells it after a job's last batch."""
 
@@ -213,12 +216,15 @@ class Materializer:
         return table
 
     def _sweep(self) -> None:
-        """Drop tables that no restore has named for long."""
+        """Drop tables that no restore has named for long, and the counts of operators that have none left here."""
         now_ms = self._shared.clock.monotonic_ms()
         if now_ms >= self._swept_ms + _SWEEP_MS:  # checking all tables for each one would take quadratic time
             self._swept_ms = now_ms
-            for table_id in [table_id for table_id, table in self._tables.items() if table.schedule.is_stale(now_ms)]:
+            stale = [table_id for table_id, table in self._tables.items() if table.schedule.is_stale(now_ms)]
+            for table_id in stale:
                 self._drop(table_id)
+            left = {(table_id.job, table_id.operator) for table_id in self._tables}
+            self.metrics.forget({(table_id.job, table_id.operator) for table_id in stale} - left)
 
     def _drop(self, table_id: TableId) -> None:
         del self._tables[table_id]
@@ -230,7 +236,9 @@ class Materializer:
         """Say whether another table of a job may be kept: a caller may name any operator and key groups."""
         self._sweep()
         partitions = sum(operator.parallelism for operator in operators if operator.has_table)
-        return self._tables_of[job] < TABLES_MIN + TABLES_PER_PARTITION * partitions
+        tables = self._tables_of[job]
+        is_share = shares_of(TABLES_MAX).admits(tables, 1, TABLES_MAX - len(self._tables))
+        return is_share and tables < TABLES_MIN + TABLES_PER_PARTITION * partitions
 
     async def _watch(self, job: str, job_store: JobStore) -> None:
         """Poll whether a checkpoint lists waiting snapshots; after a job's last batch no restore tells it."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
+from collections.abc import Set as AbstractSet
 
 from prometheus_client import CollectorRegistry, Counter, Histogram
 from prometheus_client.core import GaugeMetricFamily
@@ -51,6 +52,26 @@ class MaterializationMetrics:
             "dstl_materialization_seconds", "Time to store a snapshot.", buckets=_SECONDS, registry=registry
         )
         registry.register(_Gauges(gauges))
+        self._by_operator = (
+            self.started,
+            self.completed,
+            self.failed,
+            self.damaged,
+            self.skipped,
+            self.triggered,
+            self.failures_reported,
+            self.named,
+            self.uploaded_bytes,
+            self.reused_bytes,
+        )
+
+    def forget(self, operators: AbstractSet[tuple[str, ...]]) -> None:
+        """Remove the counts of operators, given with their jobs: callers may name any number of them."""
+        for metric in self._by_operator if operators else ():
+            shown = {tuple(sample.labels.values()) for family in metric.collect() for sample in family.samples}
+            for labels in shown:
+                if labels[:2] in operators:
+                    metric.remove(*labels)
 
 
 class _Gauges(Collector):

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import logging
 import os
+from collections import OrderedDict
 from datetime import UTC, datetime
 from io import TextIOWrapper
 from logging.handlers import RotatingFileHandler
@@ -15,6 +16,7 @@ from storage.errors import InvalidInputError
 
 _STDERR = 2
 _FILES_KEPT = 3
+_KINDS_MAX = 1_000
 _STANDARD = frozenset(vars(logging.makeLogRecord({}))) | {"message", "asctime", "taskName", "color_message"}
 
 
@@ -58,6 +60,27 @@ class LogLimiter:
             return 0
         counted, self._count, self._again_ms = self._count, 0, now_ms + self._interval_ms
         return counted
+
+
+class LogLimiters:
+    """
+    A limiter for each kind of event; that of the least recent kind goes when there are too many.
+
+    Args:
+        clock: As of `LogLimiter`.
+    """
+
+    def __init__(self, clock: Clock) -> None:
+        self._clock = clock
+        self._limiters: OrderedDict[tuple[str, ...], LogLimiter] = OrderedDict()
+
+    def of(self, *kind: str) -> LogLimiter:
+        """Return the limiter of a kind of event."""
+        limiter = self._limiters.pop(kind, None) or LogLimiter(self._clock)
+        self._limiters[kind] = limiter
+        if len(self._limiters) > _KINDS_MAX:
+            self._limiters.popitem(last=False)
+        return limiter
 
 
 class RotatingLog(RotatingFileHandler):

@@ -138,19 +138,28 @@ class ManifestReader:
         """Return whether a manifest still exists in the store, whatever is cached."""
         return is_readable(self._store, manifest_key(self._folder.path, ref.id, ref.generation))
 
+    def ancestors(self, ref: CheckpointRef) -> Iterator[CheckpointRef]:
+        """
+        Yield a checkpoint and those before it, newest first, also those whose manifests are deleted.
+
+        Raises:
+            NotFoundError: The next one is unknown: a manifest is deleted, and this process never read it.
+        """
+        step: CheckpointRef | None = ref
+        while step is not None:
+            yield step
+            with self._lock:
+                known, before = step in self._bases, self._bases.get(step)
+            step = before if known else self.resolve(step).base
+
     def is_ancestor(self, older: CheckpointRef, ref: CheckpointRef) -> bool:
         """
         Return whether `older` is on the chain from `ref` back to the first checkpoint; true if they are the same.
 
         Raises:
-            NotFoundError: Unknown: a manifest in between is deleted, and this process never read it.
+            NotFoundError: As `ancestors`.
         """
-        step: CheckpointRef | None = ref
-        while step is not None and step.id > older.id:
-            with self._lock:
-                known, before = step in self._bases, self._bases.get(step)
-            step = before if known else self.resolve(step).base
-        return step == older
+        return next((step == older for step in self.ancestors(ref) if step.id <= older.id), False)
 
     def _know(self, manifest: Manifest) -> None:
         if not is_checkpoint(manifest):

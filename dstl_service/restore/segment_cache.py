@@ -15,6 +15,9 @@ from dataclasses import dataclass, field
 from storage.checksum import BytesLike
 from storage.model import SegmentHandle
 
+PLACE_BYTES = 512
+"""What a payload takes beside its bytes, at most: its key, and its place among the others."""
+
 
 @dataclass(slots=True)
 class _Share:
@@ -25,7 +28,7 @@ class _Share:
 
 
 class SegmentCache:
-    """Maps a handle's object key and offset to its verified payload; holds at most `bytes_max` bytes."""
+    """Maps a handle's object key and offset to its verified payload; takes at most `bytes_max` bytes of memory."""
 
     def __init__(self, bytes_max: int) -> None:
         self._bytes_max = bytes_max
@@ -37,14 +40,16 @@ class SegmentCache:
 
     def put(self, handle: SegmentHandle, payload: BytesLike) -> None:
         """Cache a payload; one larger than the whole cache is ignored."""
-        if len(payload) > self._bytes_max:
+        size_bytes = len(payload) + PLACE_BYTES
+        if size_bytes > self._bytes_max:
             return
         key = (handle.object_key, handle.entry.offset_bytes)
         with self._lock:
             share = self._shares.setdefault(handle.entry.id.job, _Share())
-            old = share.payloads.pop(key, b"")
+            if (old := share.payloads.pop(key, None)) is not None:
+                self._add(share, -len(old) - PLACE_BYTES)
             share.payloads[key] = payload
-            self._add(share, len(payload) - len(old))
+            self._add(share, size_bytes)
             self._drop_to(self._bytes_max)
 
     def leave_room(self, bytes_taken: int) -> None:
@@ -57,7 +62,7 @@ class SegmentCache:
             job = max(self._shares, key=lambda name: self._shares[name].size_bytes)
             largest = self._shares[job]
             _, dropped = largest.payloads.popitem(last=False)
-            self._add(largest, -len(dropped))
+            self._add(largest, -len(dropped) - PLACE_BYTES)
             if not largest.payloads:
                 del self._shares[job]
 

@@ -122,7 +122,7 @@ def _fsck(storage: str, job: str) -> list[str]:
 def _unnamed(store: ObjectStore, job_store: JobStore, job: str) -> list[str]:
     """Return the job's objects that no manifest names or lists, found without the garbage collector."""
     named = set(job_store.savepoints.object_keys())
-    listed: set[str] = set()
+    listed: frozenset[str] = frozenset()
     for manifest in job_store.completed():
         named |= object_keys(manifest)
         listed = manifest.under_way.uids

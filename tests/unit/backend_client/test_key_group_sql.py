@@ -9,7 +9,7 @@ import pytest
 
 from backend_client.key_group_sql import order_expression, partition_expression
 from storage.errors import InvalidInputError
-from storage.key_groups import check_parallelism, key_group_range
+from storage.key_groups import KeyGroupRange, check_parallelism, key_group_range, partition_of
 
 
 @pytest.mark.parametrize("max_parallelism", [1, 2, 7, 16, 100, 128])
@@ -39,6 +39,17 @@ def test_impossible_parallelism_is_refused(parallelism: Any) -> None:
     """The number of partitions must be an integer from 1 to the number of key groups."""
     with pytest.raises(InvalidInputError, match="128"):
         check_parallelism(parallelism, 128)
+
+
+@pytest.mark.parametrize("parallelism", [1, 3, 7, 100])
+def test_partition_is_found_by_its_key_groups(parallelism: int) -> None:
+    """A range is that of one partition or of none."""
+    ranges = [key_group_range(partition, parallelism, 100) for partition in range(parallelism)]
+
+    assert [partition_of(owned, parallelism, 100) for owned in ranges] == list(range(parallelism))
+    assert partition_of(KeyGroupRange(0, ranges[0].last + 1), parallelism, 100) is None
+    assert partition_of(KeyGroupRange(100, 100), parallelism, 100) is None
+    assert partition_of(ranges[0], 101, 100) is None
 
 
 @pytest.mark.parametrize("partition", [-1, 4])

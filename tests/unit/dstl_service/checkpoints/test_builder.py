@@ -91,7 +91,7 @@ def test_gap_is_refused(checkpoint_id: int, base: CheckpointRef | None) -> None:
 @pytest.mark.parametrize("place", ["offsets", "key schema", "schema", "earlier schemas"])
 def test_long_texts_are_refused(place: str) -> None:
     """I9: every retained checkpoint keeps its texts in memory, so all of them are bounded."""
-    half = "x" * (TEXT_CHARS_MAX // 2)
+    half = "x" * ((TEXT_CHARS_MAX - 110) // 2)  # the state counts 110, with its name and kind
 
     def request(text: str) -> CompleteRequest:
         texts = {name: text if name == place else "" for name in ("key schema", "schema", "earlier schemas")}
@@ -103,6 +103,19 @@ def test_long_texts_are_refused(place: str) -> None:
 
     with pytest.raises(InvalidInputError, match="characters"):
         check_size(request(half + "x"))
+
+
+def test_many_states_are_refused() -> None:
+    """I9: states without long texts take memory in each checkpoint that is listed, so their number is bounded, too."""
+
+    def request(states: int) -> CompleteRequest:
+        found = {f"state-{number}": StateInfo(0, "value", "") for number in range(states)}
+        return replace(REQUEST, operators=[OperatorInfo("op", 1, "{}", found)])
+
+    check_size(request(10_000))
+
+    with pytest.raises(InvalidInputError, match="states have"):
+        check_size(request(50_000))
 
 
 def test_record_says_when_it_was_planned() -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 from collections.abc import Iterator
+from functools import partial
 from itertools import count
 from typing import Any
 
@@ -13,14 +14,14 @@ from dstl_service.checkpoints.rewind import rewind
 from dstl_service.collection.garbage_collector import collect_garbage
 from dstl_service.collection.retention import RetentionSettings
 from dstl_service.compaction.plan import CompactionSettings
-from dstl_service.formats.manifest import Manifest
+from dstl_service.formats.manifest import COMPLETE_EVERY, Manifest
 from dstl_service.formats.under_way import uid_in_key
 from storage.change_set import decode_change_set, encode_change_set
 from storage.memory_store import MemoryStore
 from storage.model import SegmentKind
 from storage.object_store import ObjectStore
-from storage.testing import FakeClock, FakeIds, Fault, FaultKind, FaultyStore
-from tests.unit.dstl_service.http_life import Life, service
+from storage.testing import FakeClock, FakeIds, Fault, FaultKind, FaultyStore, RecordingStore
+from tests.unit.dstl_service.http_life import Life, samples, service
 from tests.unit.dstl_service.samples import opened
 from tests.waiting import wait_until
 
@@ -288,3 +289,40 @@ def test_removed_operator_leaves_the_store(job: MaintainedJob) -> None:
 
     assert {key for key in kept if "/segments/" in key} <= {*job.keys("segments")}
     assert job.restored(job.base) == {KEYS[1]: b"y"}
+
+
+def test_restart_reads_only_retained_checkpoints() -> None:
+    """J25: however many subsumed checkpoints wait to be deleted, a restarted coordinator reads those that it keeps."""
+    store, kept = RecordingStore(MemoryStore()), RetentionSettings(checkpoints_max=1, delay_s=86_400)
+    with service(store, retention=kept) as life:
+        before = MaintainedJob(store, life)
+        for _ in range(60):
+            before.checkpoint()
+    with service(store, retention=kept) as life:
+        job = MaintainedJob(store, life)
+        job.base = before.base
+        store.clear()
+        job.checkpoint()
+        wait_until(partial(_shows, job, "op"), what="the end of the work after the checkpoint")
+
+    assert store.count("get", "job/checkpoints/*") <= COMPLETE_EVERY
+
+
+def test_sizes_of_former_operators_are_not_shown(job: MaintainedJob) -> None:
+    """C24: metrics show the operators of the newest checkpoint only, however many names the ones before had."""
+    base = None
+    for number in range(3):
+        operator = {"name": f"op-{number}", "parallelism": 1, "key_schema": "{}", "states": {}}
+        base = job.life.complete(number, base, operators=[operator])
+        wait_until(partial(_shows, job, f"op-{number}"), what="the newest checkpoint's sizes")
+
+    assert _shown_of(job, "dstl_log_bytes") == _shown_of(job, "dstl_table_bytes") == {"op-2"}
+
+
+def _shows(job: MaintainedJob, operator: str) -> bool:
+    return operator in _shown_of(job, "dstl_log_bytes")
+
+
+def _shown_of(job: MaintainedJob, metric: str) -> set[str]:
+    shown = [name for name in samples(job.life) if name.startswith(metric)]
+    return {name.partition('operator="')[2].partition('"')[0] for name in shown}

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import tracemalloc
 from dataclasses import replace
 
 import pytest
@@ -88,6 +89,31 @@ def test_what_nobody_finishes_is_let_go_at_last() -> None:
     last = CheckpointRef(7 + CHECKPOINTS_MAX, 0, "base")
     assert uids_after(snapshot("a"), base=last) == ["a"]
     assert uids_after(snapshot("a"), base=replace(last, id=last.id + 1)) == []
+
+
+def test_claimed_parallelism_costs_nothing() -> None:
+    """C27: operators of any parallelism are not taken apart into tables, of which a request may claim millions."""
+    operators = [OperatorInfo(f"op-{number}", 32_768, "{}", {}) for number in range(1_000)]
+    of_one = [snapshot("a", key_groups=KeyGroupRange(5, 5), operator="op-9"), snapshot("b", operator="op-7")]
+
+    tracemalloc.start()
+    try:
+        listed = followed(UnderWay(tuple(of_one)), BASE, (), (), operators, (), 32_768)
+        assert tracemalloc.get_traced_memory()[1] < 1 << 20
+    finally:
+        tracemalloc.stop()
+    assert [item.uid for item in listed] == ["a"]
+
+
+def test_each_table_finds_its_own_snapshot_at_once() -> None:
+    """A job of thousands of tables asks for each of them, for each checkpoint: none looks through the whole list."""
+    tables = [snapshot(f"u{n}", key_groups=KeyGroupRange(n, n)) for n in range(100)]
+    under_way = UnderWay(tuple(tables), ("compaction",))
+
+    assert [under_way.snapshot_of("op", KeyGroupRange(n, n)) for n in range(100)] == tables
+    assert under_way.snapshot_of("other", KeyGroupRange(0, 0)) is None
+    assert under_way.uids is under_way.uids == {*(item.uid for item in tables), "compaction"}
+    assert under_way == UnderWay(tuple(tables), ("compaction",))
 
 
 def test_manifest_keeps_the_list() -> None:

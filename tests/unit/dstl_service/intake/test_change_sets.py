@@ -9,7 +9,8 @@ from dataclasses import replace
 
 import pytest
 
-from dstl_service.intake.change_sets import BatchSettings, ByteCount, ChangeSetTracker
+from dstl_service.intake.change_sets import BatchSettings, ChangeSetTracker
+from dstl_service.intake.held_sets import HeldSets
 from storage.errors import ConflictError, InvalidInputError, LostChangesError
 from storage.model import Segment, Writer
 from tests.unit.dstl_service.samples import handles_of, segment
@@ -513,7 +514,7 @@ class TestTotal:
 
     def test_total_is_the_sum_of_all_books(self) -> None:
         """I9: whatever happens to a set, the total changes with the count of its job."""
-        total = ByteCount()
+        total = HeldSets()
         one, other = ChangeSetTracker(SETTINGS, total), ChangeSetTracker(SETTINGS, total)
         seen = []
         for number, book in enumerate((one, other)):
@@ -528,14 +529,14 @@ class TestTotal:
             lambda: other.forget_epochs_before(4),
         )
         for step in steps:
-            seen.append(total.value)
-            assert total.value == one.in_flight_bytes + other.in_flight_bytes
+            seen.append(total.in_flight_bytes)
+            assert total.in_flight_bytes == one.in_flight_bytes + other.in_flight_bytes
             step()
-        assert [*seen, total.value] == [70, 50, 40, 0]
+        assert [*seen, total.in_flight_bytes] == [70, 50, 40, 0]
 
     def test_closed_book_holds_what_late_attempts_hold(self) -> None:
         """I9: of a deleted job's sets only those held by an attempt count, and no other set is received."""
-        total = ByteCount()
+        total = HeldSets()
         book = ChangeSetTracker(SETTINGS, total)
         for partition in range(3):
             book.receive(segment(partition=partition), 0, preemptive=False)
@@ -546,7 +547,7 @@ class TestTotal:
         for take in (book.take_note, lambda late: book.receive(late, 0, preemptive=False)):
             with pytest.raises(LostChangesError, match="deleted"):
                 take(segment(7))
-        assert total.value == len(batch[0].payload)
+        assert total.in_flight_bytes == len(batch[0].payload)
         book.failed(batch)
         book.released(batch)
-        assert total.value == book.in_flight_bytes == 0
+        assert total.in_flight_bytes == book.in_flight_bytes == 0

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+from collections.abc import Iterator
 from dataclasses import replace
 from typing import Any
 
@@ -177,6 +178,34 @@ def test_ancestor_is_known_without_its_manifests() -> None:
 
     coordinator.jobs = opened(coordinator.store, host=5)
     assert coordinator.choose(report).announced == []
+
+
+def test_checkpoints_are_looked_up_once_for_all_reports() -> None:
+    """C25: a request with many snapshots of old checkpoints takes as long as the way to the oldest, not the product."""
+    coordinator = Coordinator(30)
+    ancestors, steps = coordinator.jobs.ancestors, []
+
+    def counted(ref: CheckpointRef) -> Iterator[CheckpointRef]:
+        for step in ancestors(ref):
+            steps.append(step)
+            yield step
+
+    coordinator.jobs.ancestors = counted  # type: ignore[method-assign]  # counts the steps
+    reports = [announcement(coordinator.refs[n % 20], coordinator.refs[-1], f"u{n}") for n in range(100)]
+
+    assert len(coordinator.choose(*reports).announced) == 100
+    assert len(steps) == 30
+
+
+def test_refused_reports_have_one_log_line(caplog: pytest.LogCaptureFixture) -> None:
+    """C25: a request may report anything, and leaves one line with the first reason and the number."""
+    coordinator = Coordinator()
+    reports = [announcement(coordinator.refs[1], coordinator.refs[2], f"u{n}") for n in range(100)]
+
+    assert coordinator.choose(*reports).refusals == 100
+    (line,) = [record for record in caplog.records if record.message == "materialization refused"]
+    assert vars(line)["number"] == 100
+    assert "u0 was announced" in vars(line)["error"]
 
 
 def test_index_is_read_once_and_the_oldest_first() -> None:

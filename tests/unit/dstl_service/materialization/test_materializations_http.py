@@ -5,6 +5,7 @@ from __future__ import annotations
 import errno
 import io
 import os
+import threading
 from collections.abc import Iterable, Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -12,6 +13,7 @@ from typing import Any
 
 import pytest
 
+from dstl_service.checkpoints import checkpointer
 from dstl_service.checkpoints.rewind import rewind
 from dstl_service.collection.garbage_collector import collect_garbage
 from dstl_service.formats.manifest import Manifest
@@ -544,3 +546,15 @@ def test_what_is_no_handle_is_refused(tmp_path: Path, wrong: dict[str, Any]) -> 
 
         tasks.base = life.complete(checkpoint_id, tasks.base, ref, materializations=[handle])
         assert tasks.plan()["snapshots"] == 1
+
+
+def test_form_of_reports_is_checked_beside_the_event_loop(monkeypatch: pytest.MonkeyPatch) -> None:
+    """C25: a request may report any number, and keeps no other one waiting meanwhile."""
+    threads: list[str] = []
+    monkeypatch.setattr(checkpointer, "check_form", lambda _: threads.append(threading.current_thread().name))
+    with service(MemoryStore()) as life:
+        tasks = Tasks(life)
+        uid = UnderWaySnapshot("op", GROUPS, CheckpointRef.parse(text(tasks.base)), "uid")
+        tasks.batch(Announcement(uid, uid.version).to_dict())
+
+    assert [name.partition("_")[0] for name in threads] == ["io"]

@@ -47,6 +47,17 @@ def test_tables_that_callers_name_are_bounded(life: Life, monkeypatch: pytest.Mo
     assert operators_of(life) == {f"op-{number}" for number in range(most)}
 
 
+def test_tables_of_any_parallelism_are_bounded(life: Life, monkeypatch: pytest.MonkeyPatch) -> None:
+    """C27: a job with operators of any parallelism has tables up to its share of those of the host."""
+    monkeypatch.setattr(materializer, "TABLES_MAX", 20)
+    operators = [{"name": f"op-{n}", "parallelism": 128, "key_schema": "{}", "states": {}} for n in range(50)]
+    ref = life.complete(0, None, operators=operators)
+    for number in range(50):
+        life.restore_raw(ref, operator=f"op-{number}")
+
+    assert len(operators_of(life)) == 10
+
+
 def test_tables_that_nobody_restores_make_room(life: Life, clock: FakeClock, monkeypatch: pytest.MonkeyPatch) -> None:
     """Tables that a host does not run any more, as after a change of parallelism, keep no other ones out."""
     monkeypatch.setattr(materializer, "TABLES_MIN", 3)
@@ -78,3 +89,22 @@ def test_each_table_is_not_compared_with_all_others(life: Life, monkeypatch: pyt
         assert life.restore_raw(ref, operator=f"op-{number}").status_code == 200
 
     assert looks <= 50
+
+
+def test_counts_of_operators_without_tables_go(life: Life, clock: FakeClock) -> None:
+    """C24: restores of any operators leave no counts in the metrics once their tables are dropped."""
+    ref = life.complete(0, None, life.append())
+    for number in range(5):
+        life.restore_raw(ref, operator=f"op-{number}")
+    assert counted(life) == {f"op-{number}" for number in range(5)}
+
+    clock.advance(30 * 24 * 3_600_000)
+    life.restore_raw(ref)
+
+    assert counted(life) == {"op"}
+
+
+def counted(life: Life) -> set[str]:
+    """Return the operators of which the metrics count something."""
+    shown = [name for name in samples(life) if name.startswith("dstl_materializations_skipped_total")]
+    return {name.partition('operator="')[2].partition('"')[0] for name in shown}

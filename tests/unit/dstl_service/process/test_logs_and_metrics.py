@@ -20,7 +20,7 @@ from dstl_service.wire import BatchFigures
 from storage.checksum import checksum64
 from storage.memory_store import MemoryStore
 from storage.testing import FakeClock, Fault, FaultKind, FaultyStore
-from tests.unit.dstl_service.http_life import samples, service
+from tests.unit.dstl_service.http_life import Life, samples, service
 
 PAYLOAD = b"x" * 100
 SEGMENTS = "*/segments/*"
@@ -241,6 +241,23 @@ def test_wrong_requests_are_one_short_line_a_second(lines: pytest.LogCaptureFixt
     found = events(lines, "request refused")
     assert len(found) <= 2
     assert all(len(str(line)) < 3000 for line in found)
+
+
+def test_refusals_of_a_job_are_one_line_a_second(lines: pytest.LogCaptureFixture) -> None:
+    """C26: a writer whose requests are refused at any rate fills no log, and hides no other job's refusal."""
+    with service(MemoryStore(), FakeClock()) as life:
+        other = Life(life.client, "other")
+        for job in (life, other):
+            job.open()
+            job.open()
+        for _ in range(20):
+            assert life.complete_raw(5, None).status_code == 409
+            assert life.append_raw(epoch=1).status_code == 409
+            assert life.append_raw(checksum="0" * 16).status_code == 422
+        assert other.append_raw(epoch=1).status_code == 409
+
+    found = [(line["job"], line["kind"]) for line in events(lines, "request refused")]
+    assert found == [("job", "conflict"), ("job", "fenced"), ("job", "corrupt_data"), ("other", "fenced")]
 
 
 def test_requests_beyond_a_role_are_one_line_a_second(lines: pytest.LogCaptureFixture, tmp_path: Path) -> None:

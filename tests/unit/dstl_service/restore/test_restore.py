@@ -10,7 +10,7 @@ from dstl_service.registry.job_store import JobStore
 from dstl_service.restore import plan
 from dstl_service.restore.plan import RestorePlan, plan_restore, read_handles, read_plan
 from dstl_service.restore.read_ahead import SMALL_EACH, ReadAhead
-from dstl_service.restore.segment_cache import SegmentCache
+from dstl_service.restore.segment_cache import PLACE_BYTES, SegmentCache
 from dstl_service.wire import CheckpointRef
 from storage.errors import CorruptDataError, NotFoundError
 from storage.key_groups import KeyGroupRange
@@ -182,7 +182,7 @@ def test_payloads_come_in_order() -> None:
     history = History(3)
     plan = history.plan(None, history.made[2].ref)
 
-    assert payloads_of(history, plan, SegmentCache(1000)) == [
+    assert payloads_of(history, plan, SegmentCache(10_000)) == [
         (handle, f"{number}/0".encode()) for number, handle in enumerate(plan.handles)
     ]
     assert plan.size_bytes == 9
@@ -194,7 +194,7 @@ def test_only_named_objects_are_read() -> None:
     history.store.put("job/segments/host/zombie.seg", b"nonsense")
     history.store.clear()
     plan = history.plan(None, history.made[1].ref)
-    payloads_of(history, plan, SegmentCache(1000))
+    payloads_of(history, plan, SegmentCache(10_000))
 
     assert set(history.store.keys("get", "job/segments/*")) == {"job/segments/host/0.seg", "job/segments/host/1.seg"}
 
@@ -203,7 +203,7 @@ def test_cached_payloads_are_not_read() -> None:
     """A cached payload costs no request; only the other payloads are read."""
     history = History(2)
     plan = history.plan(None, history.made[1].ref)
-    cache = SegmentCache(1000)
+    cache = SegmentCache(10_000)
     cache.put(plan.handles[1], b"1/0")
     history.store.clear()
 
@@ -226,7 +226,7 @@ def test_objects_of_a_large_checkpoint_are_read_when_they_are_due(monkeypatch: p
     handles = one_checkpoint(store, 3)
 
     seen = []
-    for _, payload in read_handles(handles, store, SegmentCache(1000)):
+    for _, payload in read_handles(handles, store, SegmentCache(10_000)):
         seen.append((bytes(payload), store.count("get", "*.seg")))
 
     assert seen == [(b"0", 1), (b"1", 2), (b"2", 3)]
@@ -239,7 +239,7 @@ def test_log_is_read_ahead() -> None:
         stored(store, [segment(payload=b"%d" % number, checkpoint_id=number)], f"job/segments/host/{number}.seg")[0]
         for number in range(SMALL_EACH + 2)
     ]
-    payloads = read_handles(handles, store, SegmentCache(1000), ReadAhead(8))
+    payloads = read_handles(handles, store, SegmentCache(10_000), ReadAhead(8))
 
     found = [next(payloads)]
     wait_until(lambda: store.count("get", "*.seg") >= SMALL_EACH, what="the requests of the next checkpoints")
@@ -254,13 +254,13 @@ def test_payload_that_memory_dropped_is_read() -> None:
     """A payload that is in memory when a restore begins, and evicted before its turn, is read from the store once."""
     store = RecordingStore(MemoryStore())
     handles = one_checkpoint(store, 3)
-    cache = SegmentCache(1000)
+    cache = SegmentCache(10_000)
     for number in (1, 2):
         cache.put(handles[number], b"%d" % number)
     payloads = read_handles(handles, store, cache)
 
     found = [next(payloads)]
-    cache.leave_room(999)  # the most recently used one stays
+    cache.leave_room(10_000 - 1 - PLACE_BYTES)  # the most recently used one stays
     found += payloads
 
     assert [(handle, bytes(payload)) for handle, payload in found] == [
@@ -283,4 +283,4 @@ def test_damaged_object_is_reported(damage: str) -> None:
         history.store.put(key, bytes(data) if damage == "flipped" else bytes(data[:-1]))
 
     with pytest.raises(CorruptDataError, match=r"1\.seg"):
-        payloads_of(history, plan, SegmentCache(1000))
+        payloads_of(history, plan, SegmentCache(10_000))

@@ -4,16 +4,21 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from dstl_service.restore.segment_cache import SegmentCache
+from dstl_service.restore.segment_cache import PLACE_BYTES, SegmentCache
 from storage.model import SegmentHandle
 from tests.unit.dstl_service.samples import handles_of, segment
 
 HANDLES = handles_of([segment(sqn) for sqn in range(4)])
 
 
+def cache_of(payloads: int, size_bytes: int) -> SegmentCache:
+    """Return a cache with room for this many payloads of a size."""
+    return SegmentCache(payloads * (size_bytes + PLACE_BYTES))
+
+
 def test_kept_payload_is_given_back() -> None:
     """A payload is found by its own handle only."""
-    cache = SegmentCache(100)
+    cache = cache_of(2, 4)
     cache.put(HANDLES[0], b"zero")
 
     assert cache.get(HANDLES[0]) == b"zero"
@@ -23,7 +28,7 @@ def test_kept_payload_is_given_back() -> None:
 
 def test_same_place_in_other_object_is_other() -> None:
     """The object's key is part of a payload's position."""
-    cache = SegmentCache(100)
+    cache = cache_of(2, 4)
     cache.put(HANDLES[0], b"zero")
 
     assert cache.get(handles_of([segment(0)], "job/segments/other/9.seg")[0]) is None
@@ -31,7 +36,7 @@ def test_same_place_in_other_object_is_other() -> None:
 
 def test_least_recently_used_goes_first() -> None:
     """I16: above the limit, the least recently used payload is evicted."""
-    cache = SegmentCache(30)
+    cache = cache_of(3, 10)
     for handle in HANDLES[:3]:
         cache.put(handle, b"x" * 10)
     cache.get(HANDLES[0])
@@ -56,7 +61,7 @@ def test_several_are_given_together_or_not_at_all() -> None:
 
 def test_oversized_payload_drops_nothing() -> None:
     """A payload larger than the whole cache is not kept, and the others stay."""
-    cache = SegmentCache(10)
+    cache = cache_of(1, 10)
     cache.put(HANDLES[0], b"x" * 10)
     cache.put(HANDLES[1], b"x" * 11)
 
@@ -66,7 +71,7 @@ def test_oversized_payload_drops_nothing() -> None:
 
 def test_replaced_payload_is_counted_once() -> None:
     """I9: putting the same payload again takes no additional space."""
-    cache = SegmentCache(20)
+    cache = cache_of(2, 10)
     for _ in range(5):
         cache.put(HANDLES[0], b"x" * 10)
     cache.put(HANDLES[1], b"x" * 10)
@@ -91,7 +96,7 @@ def of_job(job: str, number: int) -> SegmentHandle:
 
 def test_job_drives_out_only_its_own() -> None:
     """When the memory is full, a busy job loses its own payloads; those of a quiet job stay."""
-    cache = SegmentCache(100)
+    cache = cache_of(10, 10)
     quiet = [of_job("quiet", number) for number in range(3)]
     for handle in quiet:
         cache.put(handle, b"x" * 10)
@@ -100,15 +105,25 @@ def test_job_drives_out_only_its_own() -> None:
 
     assert all(cache.get(handle) is not None for handle in quiet)
     assert sum(cache.get(of_job("busy", number)) is not None for number in range(50)) == 7
-    assert cache.bytes_kept == 100
+    assert cache.bytes_kept == 10 * (10 + PLACE_BYTES)
 
 
 def test_jobs_share_memory_evenly() -> None:
     """Two busy jobs keep half of the memory each, whichever came first."""
-    cache = SegmentCache(100)
+    cache = cache_of(10, 10)
     for job in ("first", "second"):
         for number in range(50):
             cache.put(of_job(job, number), b"y" * 10)
 
     kept = [sum(cache.get(of_job(job, number)) is not None for number in range(50)) for job in ("first", "second")]
     assert kept == [5, 5]
+
+
+def test_empty_payloads_take_memory_too() -> None:
+    """C23: payloads without bytes, of which a job may have any number, drive each other out."""
+    cache = cache_of(3, 0)
+    for handle in HANDLES:
+        cache.put(handle, b"")
+
+    assert [cache.get(handle) is not None for handle in HANDLES] == [False, True, True, True]
+    assert cache.bytes_kept == 3 * PLACE_BYTES

@@ -72,8 +72,12 @@ class ConsumerGroup:
         note = f"{self._note}{checkpoint_id}"
         wanted = [TopicPartition(*place, offset, metadata=note) for place, offset in sorted(positions.items())]
         request = [ConsumerGroupTopicPartitions(self._name, wanted)]
-        answer = self._answer(self._admin.alter_consumer_group_offsets(request, request_timeout=_TIMEOUT_S))
-        self._raise_first(answer.topic_partitions)
+        try:
+            answer = self._answer(self._admin.alter_consumer_group_offsets(request, request_timeout=_TIMEOUT_S))
+            self._raise_first(answer.topic_partitions)
+        except UnavailableError:
+            self._own.clear()  # members may have come, and leave offsets of their own
+            raise
 
     def _check_own(self, places: Iterable[tuple[str, int]]) -> None:
         """Look for offsets of others, as a consumer: librdkafka's other way to ask crashes if the coordinator moves."""

@@ -211,11 +211,7 @@ class _KafkaPublisher(SlotPublisher):
 
 def _messages(batch: pa.RecordBatch, topic: str | None) -> Iterator[tuple[str, dict[str, Any]]]:
     """Yield each row's topic and message."""
-    names = batch.schema.names
-    lists: dict[str, list[Any]] = {
-        name: (_as_bytes(batch.column(name)) if name in ("value", "key") else batch.column(name)).to_pylist()
-        for name in _COLUMNS.intersection(names)
-    }
+    lists = {name: _values(name, batch.column(name)) for name in _COLUMNS.intersection(batch.schema.names)}
     if "headers" in lists:
         lists["headers"] = [None if row is None else [_header(item) for item in row] for row in lists["headers"]]
     topics = lists.pop("topic", None)
@@ -224,14 +220,33 @@ def _messages(batch: pa.RecordBatch, topic: str | None) -> Iterator[tuple[str, d
     for number, values in enumerate(zip(*lists.values(), strict=True)):
         message = dict(zip(keys, values, strict=True))
         if partitions is not None and partitions[number] is not None:
-            message["partition"] = partitions[number]
+            message["partition"] = _partition(partitions[number])
         target = topic if topic is not None else topics[number] if topics is not None else None
         if target is None:
             raise UnavailableError("a row has no topic: its column topic is null, and the sink names none")
+        if "\0" in target:
+            raise UnavailableError(f"a row has the topic {target!r}, and no topic's name has the character NUL (0x00)")
         yield target, message
 
 
-def _header(item: Mapping[str, Any] | None) -> tuple[str, Any]:
+def _values(name: str, column: pa.Array) -> list[Any]:
+    try:
+        values: list[Any] = (_as_bytes(column) if name in ("value", "key") else column).to_pylist()
+    except UnicodeDecodeError as error:
+        raise UnavailableError(
+            f"the column {name} has text that is not UTF-8: {error}; change it in the query"
+        ) from error
+    return values
+
+
+def _partition(number: int) -> int:
+    """Return a partition's number. The client takes -1 for none, and chooses a partition itself."""
+    if number < 0:
+        raise UnavailableError(f"the column partition has {number}, which no topic has")
+    return number
+
+
+def _header(item: Mapping[str, Any] | None) -> tuple[str, bytes | None]:
     if item is None or item["key"] is None:
         raise UnavailableError("a row has a header without a key, which Kafka does not take")
     if "\0" in item["key"]:
@@ -240,7 +255,9 @@ def _header(item: Mapping[str, Any] | None) -> tuple[str, Any]:
             f"a row has a header whose key {item['key']!r} has the character NUL (0x00), which the client does not "
             "write; remove it in the query"
         )
-    return item["key"], item["value"]
+    value = item["value"]
+    # Text would be cut off likewise; bytes are not.
+    return item["key"], value.encode() if isinstance(value, str) else value
 
 
 def _as_bytes(column: pa.Array) -> pa.Array:

@@ -42,6 +42,13 @@ select array(select a.attname::text from unnest((i.indkey::int2[])[0:i.indnkeyat
   coalesce((to_jsonb(i) ->> 'indnullsnotdistinct')::bool, false)
 from pg_index i
 where i.indrelid = %s and i.indisunique and i.indisvalid and i.indimmediate and i.indpred is null and i.indexprs is null
+  -- Of collations by which different texts are equal, the index must have the column's own.
+  and not exists (
+    select from unnest((i.indkey::int2[])[0:i.indnkeyatts - 1], i.indcollation::oid[]) as p(number, own)
+    join pg_attribute a on a.attrelid = i.indrelid and a.attnum = p.number and a.attcollation <> p.own
+    join pg_collation c on c.oid in (a.attcollation, p.own)
+    where not (to_jsonb(c) ->> 'collisdeterministic')::bool
+  )
 """
 # A superuser is a member of every role.
 _MARKERS = """
@@ -263,8 +270,8 @@ def _check_key(
     if set(key) not in unique:
         has = "; ".join(", ".join(sorted(names)) for names in unique) or "none"
         raise InvalidInputError(
-            f"table {name} needs a unique index on exactly {', '.join(key)}, without a condition; it has: {has}. "
-            f"alter table {name} add primary key ({', '.join(key)})"
+            f"table {name} needs a unique index on exactly {', '.join(key)}, without a condition and in the columns' "
+            f"own collations; it has: {has}. alter table {name} add primary key ({', '.join(key)})"
         )
     may_be_null = [column for column in key if columns.field(column).nullable and not there[column].is_not_null]
     if may_be_null and not any(set(names) == set(key) and finds_nulls for names, finds_nulls in found):

@@ -8,9 +8,8 @@ locks the row and compares the number, so one that was paused can commit nothing
 from __future__ import annotations
 
 import hashlib
-import re
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from itertools import groupby
 from typing import Any
@@ -21,8 +20,9 @@ from psycopg import sql
 from psycopg.conninfo import conninfo_to_dict, make_conninfo
 
 from backend_client.sinks.postgres.check import check_markers, check_still_fits, check_table
+from backend_client.sinks.postgres.errors import refused, text_of, told
 from backend_client.sinks.postgres.silence import ended_if_silent, ended_without_answer
-from backend_client.sinks.postgres.types import has_nul, noting_nulls, rows
+from backend_client.sinks.postgres.types import noting_nulls, rows
 from backend_client.sinks.protocol import Marker, Sink, Slot, SlotPublisher
 from storage.errors import FencedError, InvalidInputError, UnavailableError
 
@@ -31,12 +31,15 @@ create table {} (
   sink text, job_uid text, slot int, opened bigint not null, marker text, primary key (sink, job_uid, slot)
 )
 """
-# A pooler may give each transaction another session, and that to other applications afterwards: each transaction sets
-# what it needs, and leaves nothing.
+# A pooler may give each transaction another session, which other applications had before and get afterwards: each
+# transaction sets what it needs, and leaves nothing. Names without a schema are found as in a session of its own, and
+# text becomes intervals and arrays as by default.
 # Marker and rows must be on the server's disk before the log gives them up. `on` waits for replicas, too, if there are
 # synchronous ones; other settings than `off` are the administrator's choice. This holds for opening a slot as well: it
 # ends a publisher that waits for its replicas, whose marker is then seen before they have it.
 _BEGIN = """
+set local search_path to default; set local synchronous_commit to default;
+set local intervalstyle to postgres; set local array_nulls to on;
 select set_config('lock_timeout', '20s', true), set_config('idle_in_transaction_session_timeout', '10min', true),
   set_config('synchronous_commit', replace(current_setting('synchronous_commit'), 'off', 'on'), true)
 """
@@ -50,7 +53,6 @@ _CONNECTION = {
     "keepalives_count": "4",
     "tcp_user_timeout": "30000",
 }
-_CONTEXT_COLUMN = re.compile(r"COPY .*, line \d+, column ([^:\n]+)")
 _NUMBER = "dstl_number"
 
 
@@ -98,7 +100,8 @@ class PostgresSink(Sink):
         if self.delete_when is not None and not pa.types.is_boolean(columns.field(self.delete_when).type):
             given = columns.field(self.delete_when).type
             raise InvalidInputError(f"delete_when names column {self.delete_when}, which is {given}, not boolean")
-        with _told(self.table), self.connect("dstl-check") as own, ended_if_silent(own, self.look):
+        with told(self.table), self.connect("dstl-check") as own, ended_if_silent(own, self.look), own.transaction():
+            own.execute(_BEGIN)
             table = _name(self.table).as_string(own)
             check_table(own, table, self.table, columns, self.key, self.delete_when)
             self._check_markers(own)
@@ -107,7 +110,7 @@ class PostgresSink(Sink):
         """Open a slot, and end the sessions of its older publishers."""
         # PostgreSQL cuts longer names off.
         name = "dstl-" + hashlib.sha256(f"{slot.job_uid} {slot.sink} {slot.number}".encode()).hexdigest()[:32]
-        with _told(self.table):
+        with told(self.table):
             connection = self.connect(name)
             try:
                 return _PostgresPublisher(self, slot, connection, name)
@@ -134,12 +137,13 @@ class PostgresSink(Sink):
             return
         statement = sql.SQL(_MARKERS).format(markers)
         try:
-            with suppress(psycopg.errors.DuplicateTable, psycopg.errors.UniqueViolation):  # made just now
+            # It may have been made just now.
+            with suppress(psycopg.errors.DuplicateTable, psycopg.errors.UniqueViolation), connection.transaction():
                 connection.execute(statement)
         except (psycopg.errors.InsufficientPrivilege, psycopg.errors.InvalidSchemaName) as error:
             text = " ".join(statement.as_string(connection).split())
             raise InvalidInputError(
-                f"the table of markers cannot be created: {_text(error)}; let an administrator run: {text}; and "
+                f"the table of markers cannot be created: {text_of(error)}; let an administrator run: {text}; and "
                 "grant select, insert, update on it to the sink's user"
             ) from error
 
@@ -177,7 +181,7 @@ class _PostgresPublisher(SlotPublisher):
         """Copy the records and replace the marker in one transaction."""
         try:
             connection = self._connection
-            with _told(self._sink.table), ended_if_silent(connection, self._sink.look), connection.transaction():
+            with told(self._sink.table), ended_if_silent(connection, self._sink.look), connection.transaction():
                 connection.execute(_BEGIN)
                 self._lock()
                 count = self._write(records)
@@ -249,7 +253,7 @@ class _PostgresPublisher(SlotPublisher):
                     try:
                         copy.write_row((*row, number) if numbered else row)
                     except psycopg.DataError as error:
-                        raise _refused(self._sink.table, names, row, error) from error
+                        raise refused(self._sink.table, names, row, error) from error
                     number += 1
         return number
 
@@ -301,44 +305,6 @@ class _PostgresPublisher(SlotPublisher):
             equal = sql.SQL(f"t.{{0}} {comparison} l.{{0}}")
             same = sql.SQL(" and ").join(equal.format(key) for key in keys)
             self._connection.execute(deletion.format(last=last, same=same, **parts))
-
-
-@contextmanager
-def _told(table: str) -> Iterator[None]:
-    """Turn PostgreSQL's errors into those of the protocol."""
-    try:
-        yield
-    except psycopg.Error as error:
-        state = error.sqlstate or ("22" if isinstance(error, psycopg.DataError) else "08")
-        advice = {
-            "08": "check that the server is up and reachable",
-            "25": "connect to the primary server, not to a standby",
-            "22": "the table cannot hold a value of the result: change the column's type, or the query",
-            "23": "a row violates a constraint of the table: change the constraint, or remove what it collides with",
-            "28": "check user and password",
-            "40": "it met another transaction, and is retried",
-            "42": "check the table and the rights of the sink's user",
-            "53": "the server has no space, memory or connections left",
-        }.get(state[:2], "publishing is retried")
-        raise UnavailableError(f"PostgreSQL refused output for table {table}: {_text(error)}; {advice}") from error
-
-
-def _refused(table: str, names: tuple[str, ...], row: tuple[Any, ...], error: psycopg.Error) -> UnavailableError:
-    """Return the error for a row that psycopg cannot write."""
-    bad = [name for name, value in zip(names, row, strict=False) if has_nul(value)]
-    if not bad:
-        return UnavailableError(f"PostgreSQL cannot hold a row for table {table}: {_text(error)}; change the query")
-    return UnavailableError(
-        f"column {', '.join(bad)} of table {table} cannot hold the character NUL (0x00), as no text in PostgreSQL can; "
-        f"remove it in the query: translate({bad[0]}, '\\0', '')"
-    )
-
-
-def _text(error: psycopg.Error) -> str:
-    lines = [line.strip() for line in str(error).splitlines() if line.strip()]
-    column = _CONTEXT_COLUMN.search(error.diag.context or "")
-    found = [] if column is None else [f"column {column[1]}"]
-    return "; ".join([*lines[:2], *found])
 
 
 def _name(table: str) -> sql.Identifier:

@@ -27,6 +27,7 @@ logger = logging.getLogger("backend_client")
 
 _FIRST_PAUSE_S, _PAUSE_MAX_S = 0.5, 15.0
 _REPORTED_EVERY_S = 60.0
+_TRACEBACK = "Traceback (most recent call last):"
 _OVERTAKEN = (FencedError.__name__, ConflictError.__name__)
 """In the text of a task's error: another driver may be publishing."""
 
@@ -266,8 +267,11 @@ class Publisher:
 
 def _last_line(error: Exception) -> str:
     """Return an error's text; of one from a task, whose text is a traceback, the line with the error itself."""
-    lines = [line.strip() for line in str(error).splitlines() if line.strip()]
-    named = [line for line in lines if line.startswith("storage.errors.")]
+    lines = [line for line in str(error).splitlines() if line.strip()]
+    named = [line.strip() for line in lines if line.strip().startswith("storage.errors.")]
     if named:
         return named[-1].partition(": ")[2]
-    return lines[0] if lines else type(error).__name__
+    # Of other errors, such as those of a user's sink, the first line that is not indented ends the last traceback.
+    starts = [number for number, line in enumerate(lines) if line.strip() == _TRACEBACK]
+    after = lines[starts[-1] + 1 :] if starts else lines
+    return next((line for line in after if not line.startswith(" ")), type(error).__name__).strip()

@@ -231,7 +231,9 @@ def test_columns_of_a_record(broker: KafkaBroker, slot: Slot) -> None:
         ("topic", pa.string(), f"{slot.job}.out.markers", "names .*, the topic of the sink's markers"),
         ("headers", headers, [None], "has a header without a key"),
         ("headers", headers, [("h\0i", b"")], r"header whose key 'h\\x00i' has the character NUL"),
+        ("topic", pa.string(), "t\0u", r"topic 't\\x00u', and no topic's name has the character NUL"),
         ("partition", pa.int64(), 2**40, "column partition has 1099511627776, which no topic has"),
+        ("partition", pa.int64(), -1, "column partition has -1, which no topic has"),
     ):
         wrong = pa.array([value], kind)
         publisher = sink.open(slot)
@@ -239,6 +241,27 @@ def test_columns_of_a_record(broker: KafkaBroker, slot: Slot) -> None:
             publisher.publish([rows.slice(0, 1).set_column(rows.schema.names.index(column), column, wrong)], marker(1))
         publisher.close()
     assert committed(broker, f"{slot.job}-t") == [("", ""), ("k", "v")]
+
+
+def test_text_of_headers(broker: KafkaBroker, slot: Slot) -> None:
+    """A header's value may be text, with NUL characters, too; text that is not UTF-8 is told by its column."""
+    texts = ["a\0b", "\0", "", None, "é"]
+    kind = pa.list_(pa.struct({"key": pa.string(), "value": pa.string()}))
+    rows = pa.record_batch({"value": ["v"], "headers": pa.array([[("h", text) for text in texts]], kind)})
+    sink = KafkaSink(broker.servers, slot.job)
+    sink.check(rows.schema, [Slot(slot.job, "uid", "out", 0), slot])
+    publisher = sink.open(slot)
+    assert publisher.publish([rows], marker(0)) == 1
+    consumer = Consumer({"bootstrap.servers": broker.servers, "group.id": slot.job, "auto.offset.reset": "earliest"})
+    consumer.subscribe([slot.job])
+    record = consumer.poll(30)
+    consumer.close()
+    assert record is not None
+    assert record.headers() == [("h", None if text is None else text.encode()) for text in texts]
+    wrong = pa.array([b"\xff"], pa.binary()).view(pa.string())
+    with pytest.raises(UnavailableError, match="column topic has text that is not UTF-8"):
+        publisher.publish([rows.append_column("topic", wrong)], marker(1))
+    publisher.close()
 
 
 def test_too_large_record_is_published_once_the_topic_allows_it(

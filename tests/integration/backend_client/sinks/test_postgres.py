@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing
 from dataclasses import replace
-from datetime import UTC, date, datetime
+from datetime import UTC, date, datetime, timedelta
 from decimal import Decimal
 from itertools import count
 from pathlib import Path
@@ -253,7 +253,7 @@ def test_lost_server_comes_back(slot: Slot) -> None:
         ({"key": ("x",)}, "has no column x; it has k, v"),
         ({"delete_when": "v"}, "delete_when needs key"),
         ({"key": ("k",), "delete_when": "v"}, "delete_when names column v, which is int64, not boolean"),
-        ({"key": ("k", "v")}, r"needs a unique index on exactly k, v, without a condition; it has: k\. alter"),
+        ({"key": ("k", "v")}, r"needs a unique index on exactly k, v, without a condition .*; it has: k\. alter"),
         ({"key": "k"}, r"key must be a tuple of columns, such as \('k',\)"),
         ({"conninfo": "host=h password=se cret"}, "conninfo has a wrong form"),
         ({"markers": "unlogged_markers"}, "table unlogged_markers is unlogged or temporary"),
@@ -294,6 +294,28 @@ def test_table_is_checked(server: PostgresServer, slot: Slot, definition: str, m
         connection.execute(f"create {definition.format(name)}")
     with pytest.raises(InvalidInputError, match=message):
         PostgresSink(server.conninfo, name, key=("k",) if "primary key" in definition else ()).check(COLUMNS, [slot])
+
+
+def test_index_finds_the_same_keys_as_the_table(server: PostgresServer, slot: Slot) -> None:
+    """Where the table takes keys for equal that the index tells apart, or the other way round, rows would be lost."""
+    columns = pa.schema([pa.field("k", pa.string(), nullable=False), pa.field("v", pa.int64())])
+    with psycopg.connect(server.conninfo) as connection:
+        connection.execute(
+            "create collation no_case (provider = icu, locale = 'und-u-ks-level2', deterministic = false)"
+        )
+        for name, of_column, of_index in (("c1", "no_case", '"C"'), ("c2", '"C"', "no_case"), ("c3", "no_case", "")):
+            connection.execute(f"create table {name} (k text not null collate {of_column}, v bigint)")
+            collate = f"collate {of_index}" if of_index else ""
+            connection.execute(f"create unique index on {name} (k {collate}) include (v)")
+        connection.execute('create table c4 (k text not null, v bigint); create unique index on c4 (k collate "C")')
+    for name in ("c1", "c2"):
+        with pytest.raises(InvalidInputError, match=r"unique index on exactly k, .* the columns' own collations"):
+            PostgresSink(server.conninfo, name, key=("k",)).check(columns, [slot])
+    for name, expected in (("c3", [("A", 2)]), ("c4", [("A", 2), ("a", 1)])):
+        sink = PostgresSink(server.conninfo, name, key=("k",))
+        sink.check(columns, [slot])
+        publish(sink, replace(slot, sink=name), 0, batch(a=1, A=2).cast(columns))
+        assert rows(sink) == expected
 
 
 def test_partitions_must_be_kept_as_their_table(server: PostgresServer, slot: Slot) -> None:
@@ -438,11 +460,16 @@ def test_a_server_that_hangs_is_given_up(slot: Slot, monkeypatch: pytest.MonkeyP
 
 
 class _Pooler(threading.Thread):
-    """Passes sessions on to a server. When `server_hangs` is set it logs clients in, and nothing else is answered."""
+    """
+    Passes sessions on to a server, without what is to be hidden.
 
-    def __init__(self, port: int) -> None:
+    When `server_hangs` is set it logs clients in, and nothing else is answered.
+    """
+
+    def __init__(self, port: int, hidden: bytes = b"") -> None:
         super().__init__(daemon=True)
         self._port = port
+        self._hidden = hidden
         self._listening = socket.create_server(("127.0.0.1", 0))
         self.port: int = self._listening.getsockname()[1]
         self.server_hangs = threading.Event()
@@ -464,7 +491,7 @@ class _Pooler(threading.Thread):
                     if is_logged_in and self.server_hangs.is_set():
                         continue
                     is_logged_in |= ready is server and data.endswith(b"Z\0\0\0\x05I")  # ready for a query
-                    (server if ready is client else client).sendall(data)
+                    (server if ready is client else client).sendall(data.replace(self._hidden, b""))
 
 
 def test_a_server_that_hangs_behind_a_pooler_is_given_up(
@@ -515,6 +542,44 @@ def test_nothing_is_left_in_the_sessions_of_a_pooler(
     assert made[-1].execute(left).fetchone() == ("0", "0", 0)
     publisher.close()
     assert {limits for *_, limits in rows(sink)} == {"20s 10min"}
+
+
+def test_what_others_left_in_the_sessions_of_a_pooler_does_not_count(
+    server: PostgresServer, slot: Slot, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """By the settings of another application rows would go to its table, and values would become others."""
+    connect = PostgresSink.connect
+
+    def connect_to_used(self: PostgresSink, name: str) -> psycopg.Connection:
+        connection = connect(self, name)
+        connection.execute(
+            "set search_path to others; set intervalstyle to sql_standard; set array_nulls to off; "
+            "set synchronous_commit to local"
+        )
+        return connection
+
+    monkeypatch.setattr(PostgresSink, "connect", connect_to_used)
+    with psycopg.connect(server.conninfo) as connection:
+        connection.execute("create schema others")
+        for name in ("others.both", "public.both"):
+            connection.execute(
+                f"create table {name} (d interval, n text[], how text default current_setting('synchronous_commit'))"
+            )
+    # Poolers before PgBouncer 1.20 do not tell their clients of this setting.
+    pooler = _Pooler(server.port, b"S\0\0\0\x1fIntervalStyle\0sql_standard\0")
+    pooler.start()
+    conninfo = server.conninfo.replace(f"port={server.port}", f"port={pooler.port}")
+    value = {"d": timedelta(days=-1, hours=5), "n": ["a", None]}
+    records = pa.RecordBatch.from_pylist(
+        [value], schema=pa.schema({"d": pa.duration("us"), "n": pa.list_(pa.string())})
+    )
+    sink = PostgresSink(conninfo, "both", markers="public.of_both")
+    sink.check(records.schema, [slot])
+    publish(sink, slot, 0, records)
+    monkeypatch.undo()
+    with psycopg.connect(server.conninfo) as connection:
+        assert connection.execute("select count(*) from others.both").fetchall() == [(0,)]
+        assert connection.execute("select * from public.both").fetchall() == [(*value.values(), "on")]
 
 
 def test_publisher_of_before_a_failover_is_fenced(

@@ -112,6 +112,28 @@ def test_active_members_are_told(broker: KafkaBroker, name: str, group: Consumer
     assert committed(broker, name) == {("in", 0): 5}
 
 
+def test_offsets_of_members_that_came_later_are_left_alone(
+    broker: KafkaBroker, name: str, group: ConsumerGroup
+) -> None:
+    """A consumer that joins the group of a running query, commits, and is away for a moment loses nothing."""
+    group.commit({("in", 0): 5}, 0)
+    member = Consumer({**options(broker, "admin"), "group.id": name, "enable.auto.commit": False})
+    member.subscribe(["in"])
+
+    def joined() -> bool:
+        member.poll(0.1)
+        return bool(member.assignment())
+
+    wait_until(joined)
+    with pytest.raises(UnavailableError, match="it has active members"):
+        group.commit({("in", 0): 9}, 1)
+    member.commit(offsets=[TopicPartition("in", 0, 3)], asynchronous=False)
+    member.close()
+    with pytest.raises(ConflictError, match="offsets that another consumer committed"):
+        group.commit({("in", 0): 9}, 1)
+    assert committed(broker, name) == {("in", 0): 3}
+
+
 def test_missing_rights_are_named(broker: KafkaBroker, name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """First the group's, then the topic's; no restart is needed when they are given."""
     admin = AdminClient(options(broker, "admin"))

@@ -113,6 +113,39 @@ def test_a_new_reason_is_reported_at_once(caplog: pytest.LogCaptureFixture, monk
     assert reported == ["the topic is full", "the topic is gone"]
 
 
+def test_errors_of_other_kinds_say_why_too(caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A user's sink may raise any error; Spark's text begins with lines that are the same for all."""
+    monkeypatch.setattr(publisher_module, "_FIRST_PAUSE_S", 0.01)
+    head = "An exception was thrown from the Python worker:\nTraceback (most recent call last):\n"
+    frame = '  File "sink.py", line 9, in publish\n    send(rows)\n'
+    cause = f"{frame}OSError: reset by peer\n\nDuring handling of the above exception, another exception occurred:\n\n"
+    texts = iter(
+        [
+            f"{head}{frame}ValueError: 413 too large\nask for less\n",
+            f"{head}{cause}Traceback (most recent call last):\n{frame}requests.Timeout: no answer\n\n\tat org.x.Y",
+            "Job aborted due to stage failure: executor 1 is gone\n  more",
+            "",
+        ]
+    )
+
+    def publish(_: Target) -> int:
+        if (text := next(texts, None)) is not None:
+            raise RuntimeError(text)
+        return 0
+
+    publisher = Publisher("sink 'x'", publish, BacklogLimits(), None)
+    publisher.submit(target(0), 1)
+    assert publisher.drain(30)
+    publisher.close()
+    reported = [record.getMessage().partition("tried again: ")[2] for record in caplog.records if record.levelno > 20]
+    assert reported == [
+        "ValueError: 413 too large",
+        "requests.Timeout: no answer",
+        "Job aborted due to stage failure: executor 1 is gone",
+        "RuntimeError",
+    ]
+
+
 def test_a_publish_that_takes_long_is_reported(
     caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:

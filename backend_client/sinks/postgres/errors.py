@@ -1,0 +1,54 @@
+"""PostgreSQL's errors as those of the protocol, with what to do about them."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import psycopg
+
+from backend_client.sinks.postgres.types import has_nul
+from storage.errors import UnavailableError
+
+_CONTEXT_COLUMN = re.compile(r"COPY .*, line \d+, column ([^:\n]+)")
+
+
+@contextmanager
+def told(table: str) -> Iterator[None]:
+    """Turn PostgreSQL's errors into those of the protocol."""
+    try:
+        yield
+    except psycopg.Error as error:
+        state = error.sqlstate or ("22" if isinstance(error, psycopg.DataError) else "08")
+        advice = {
+            "08": "check that the server is up and reachable",
+            "25": "connect to the primary server, not to a standby",
+            "22": "the table cannot hold a value of the result: change the column's type, or the query",
+            "23": "a row violates a constraint of the table: change the constraint, or remove what it collides with",
+            "28": "check user and password",
+            "40": "it met another transaction, and is retried",
+            "42": "check the table and the rights of the sink's user",
+            "53": "the server has no space, memory or connections left",
+        }.get(state[:2], "publishing is retried")
+        raise UnavailableError(f"PostgreSQL refused output for table {table}: {text_of(error)}; {advice}") from error
+
+
+def refused(table: str, names: tuple[str, ...], row: tuple[Any, ...], error: psycopg.Error) -> UnavailableError:
+    """Return the error for a row that psycopg cannot write."""
+    bad = [name for name, value in zip(names, row, strict=False) if has_nul(value)]
+    if not bad:
+        return UnavailableError(f"PostgreSQL cannot hold a row for table {table}: {text_of(error)}; change the query")
+    return UnavailableError(
+        f"column {', '.join(bad)} of table {table} cannot hold the character NUL (0x00), as no text in PostgreSQL can; "
+        f"remove it in the query: translate({bad[0]}, '\\0', '')"
+    )
+
+
+def text_of(error: psycopg.Error) -> str:
+    """Return an error's first lines, and the column in which a copy found a value that it refuses."""
+    lines = [line.strip() for line in str(error).splitlines() if line.strip()]
+    column = _CONTEXT_COLUMN.search(error.diag.context or "")
+    found = [] if column is None else [f"column {column[1]}"]
+    return "; ".join([*lines[:2], *found])

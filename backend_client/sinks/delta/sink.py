@@ -45,8 +45,8 @@ _ROW_GROUP_BYTES = 64 << 20
 """A file is written one row group at a time, which the library holds in memory."""
 _UNUSABLE = re.compile(r"%[0-9A-Fa-f]{2}|[\[\]^|\\\x00-\x1f\x7f]")
 """With these in a folder's name the library makes empty commits, but panics, or uses another folder, to write files."""
-_FLUSHED_AFTER_S = 3600.0
-"""What is older is on the disk: systems write it after half a minute."""
+_FLUSHED_AFTER_S = 6 * 3600.0
+"""What is older is on the disk: systems write it after half a minute, and clocks may be hours apart."""
 _ENDPOINT_NAMES = ("aws_endpoint_url_s3", "aws_endpoint_url", "endpoint_url", "aws_endpoint", "endpoint")
 _SECRETS = ("aws_access_key_id", "access_key_id", "aws_session_token", "token")
 
@@ -74,8 +74,11 @@ class DeltaSink(Sink):
         columns: object = self.partition_by
         if isinstance(columns, str):
             raise InvalidInputError(f"partition_by must be a tuple of columns, such as ({columns!r},)")
-        if urlsplit(self.path).scheme not in ("s3", "file"):
-            raise InvalidInputError(f"path {self.path!r} must be s3://bucket/folder or file:///folder")
+        if not _names_a_folder(self.path):
+            raise InvalidInputError(
+                "path must be s3://bucket/folder or file:///folder, with % and two digits for #, ? and %, and without "
+                f"credentials, not {re.sub('//[^/]*@', '//…@', self.path)!r}"
+            )
         if self.is_local and (found := _UNUSABLE.search(self.location)):
             raise InvalidInputError(
                 f"path {self.path!r} names a folder with {found[0]!r}, to which the library cannot write"
@@ -245,6 +248,16 @@ class _DeltaPublisher(SlotPublisher):
 
     def _fenced(self) -> FencedError:
         return FencedError(f"slot {self._slot.number} of sink {self._slot.sink!r} was published by another publisher")
+
+
+def _names_a_folder(path: str) -> bool:
+    """Return whether a path is one that the library takes for no other folder: it drops all behind ``#`` and ``?``."""
+    parts = urlsplit(path)
+    if re.search("[#?]", path) or "@" in parts.netloc:
+        return False
+    if parts.scheme == "s3":
+        return bool(parts.netloc)
+    return parts.scheme == "file" and parts.netloc in ("", "localhost") and parts.path.startswith("/")
 
 
 @contextmanager

@@ -2,7 +2,7 @@
 Constraints of a Delta table, which the library checks by another SQL than Spark's. No I/O.
 
 Both SQLs agree on comparisons of columns with values, and these are taken. Of 7 / 2 they do not: a row would be
-published that Spark's constraint forbids, or one would wait for ever that it allows.
+published that Spark's constraint forbids, or one would wait for ever that it allows. Of lengths it knows nothing.
 """
 
 from __future__ import annotations
@@ -12,10 +12,16 @@ import re
 from collections.abc import Iterator, Mapping
 
 import pyarrow as pa
+import pyarrow.compute as pc
 from deltalake import DeltaTable
+
+from storage.errors import UnavailableError
 
 _OF_TABLE = "delta.constraints."
 _OF_COLUMN = "delta.invariants"
+_TEXT_TYPE = "__CHAR_VARCHAR_TYPE_STRING"
+"""Where Spark notes in a column's metadata that it is no plain string."""
+_LIMITED = re.compile(r"(?:var)?char\((?P<length>[0-9]{1,9})\)")
 _WHOLE, _FRACTION, _TEXT = r"-?[0-9]{1,18}", r"-?[0-9]{1,15}\.[0-9]{1,15}", r"'[^'\\]*'"
 _DATE = r"'[0-9]{4}-[0-9]{2}-[0-9]{2}'"
 _VALUE = rf"(?:{_FRACTION}|{_WHOLE}|{_TEXT})"
@@ -34,6 +40,25 @@ def foreign_constraints(table: DeltaTable, columns: pa.Schema) -> list[str]:
     """Return the constraints of a table, as text, that the library may take for others than Spark does."""
     types = {column.name: column.type for column in columns}
     return [text for text in _constraints(table) if not _is_plain(text, types)]
+
+
+def check_lengths(table: DeltaTable, path: str, batch: pa.RecordBatch) -> None:
+    """
+    Check that texts are not longer than a table's columns allow, which only Spark does: to the library all are texts.
+
+    Raises:
+        UnavailableError: One is; says of which column.
+    """
+    for column in table.schema().fields:
+        found = _LIMITED.fullmatch(str(column.metadata.get(_TEXT_TYPE)))
+        if found is None or column.name not in batch.schema.names:
+            continue
+        longest = pc.max(pc.utf8_length(batch.column(column.name))).as_py() or 0
+        if longest > int(found["length"]):
+            raise UnavailableError(
+                f"column {column.name} of table {path} is {found[0]}, and unpublished output has a text of {longest} "
+                "characters: let the table's column be a string"
+            )
 
 
 def _constraints(table: DeltaTable) -> Iterator[str]:

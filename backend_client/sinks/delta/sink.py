@@ -29,6 +29,7 @@ from deltalake import CommitProperties, DeltaTable, Transaction, WriterPropertie
 from deltalake.exceptions import DeltaError
 
 from backend_client.sinks.delta.columns import check_table, column_types, conformed, stored_columns
+from backend_client.sinks.delta.constraints import check_lengths
 from backend_client.sinks.delta.markers import check_retention, is_of_slot, stored_marker, transactions
 from backend_client.sinks.delta.statistics import check_values, statistics_of, without_floats
 from backend_client.sinks.protocol import Marker, Sink, Slot, SlotPublisher
@@ -203,6 +204,7 @@ class _DeltaPublisher(SlotPublisher):
         for batch in filter(len, records):
             found = conformed(batch, schema, self._sink.path)
             check_values(self._table, self._sink.path, found)
+            check_lengths(self._table, self._sink.path, found)
             yield found
 
     def _commit(self, file: IO[bytes] | None, marker: Marker, rows_per_group: int) -> None:

@@ -551,6 +551,19 @@ def test_constraints_of_another_sql_are_refused(
     assert made.table().to_pyarrow_table().num_rows == 0
 
 
+def test_texts_are_not_longer_than_a_column_allows(tmp_path: Path) -> None:
+    """To the library each is a string; to Spark, which checks as it writes, this one has three characters at most."""
+    limited = {"__CHAR_VARCHAR_TYPE_STRING": "varchar(3)"}
+    made = made_elsewhere(tmp_path / "limited", {"k": limited, "other": {}}, {})
+    columns = pa.schema({"other": pa.string(), "k": pa.string()})
+    made.check(columns, [SLOT])
+    publisher = made.open(SLOT)
+    publisher.publish([pa.record_batch([["much longer", None], ["äöü", None]], schema=columns)], marker(0))
+    with pytest.raises(UnavailableError, match=r"column k .* is varchar\(3\), .* has a text of 4 characters"):
+        made.open(SLOT).publish([pa.record_batch([["x"], ["four"]], schema=columns)], marker(1))
+    assert made.table().to_pyarrow_table()["k"].to_pylist() == ["äöü", None]
+
+
 @on_disk
 def test_comparisons_are_constraints_like_others(sink: DeltaSink) -> None:
     """Rows that violate them wait, and go on when the constraint is altered."""

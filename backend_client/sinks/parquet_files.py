@@ -48,7 +48,10 @@ def written_records(
     merged = temporary(files)
     try:
         schemas = [source.schema_arrow for source in sources]
-        schema = pa.unify_schemas(schemas, promote_options="permissive")
+        # Rows from before the change lack what is new, and those from after it what is gone.
+        schema = pa.schema(
+            [column.with_nullable(True) for column in pa.unify_schemas(schemas, promote_options="permissive")]
+        )
         _check_types(schemas, schema)
         write(merged, (batch for source in sources for batch in source.iter_batches()), schema, marker, compression)
     except pa.ArrowException as error:

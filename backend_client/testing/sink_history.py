@@ -20,6 +20,8 @@ ONCE = "each record is seen once"
 ORDER = "records of a slot are seen in the order in which they were published"
 FENCED = "a publisher whose slot another one opened publishes nothing any more"
 MARKER = "the marker of what was published last is found"
+CHECK = "a check fences nobody, and changes nothing that was published"
+APART = "slots do not fence each other"
 
 CHILD_TIMEOUT_S = 120.0
 _NUMBERS = 200_000
@@ -48,6 +50,7 @@ class SinkUnderTest:
         batch: Returns the records that stand for these numbers, one each; it is sent to other processes.
         read: Returns the numbers of all records that a reader of committed data sees now.
         in_order: Whether `read` returns the records of a slot in the order in which a reader sees them.
+        keeps_equal: Whether a reader sees equal records beside each other, as no reader of rows with a key does.
     """
 
     sink: Sink
@@ -55,6 +58,7 @@ class SinkUnderTest:
     batch: Callable[[Sequence[int]], pa.RecordBatch]
     read: Callable[[], Sequence[int]]
     in_order: bool = True
+    keeps_equal: bool = True
 
 
 class History:
@@ -138,6 +142,13 @@ class History:
             for slot in (0, 1):
                 of_slot = [offset for offset in seen if offset % 2 == slot]
                 self.expect(ORDER, sorted(of_slot), of_slot)
+
+    def expect_success(self, promise: str, publish: Callable[[], object]) -> None:
+        """Note a broken promise if the call raises `FencedError`."""
+        try:
+            publish()
+        except FencedError:
+            self.expect(promise, "success", "FencedError")
 
     def expect_fenced(self, publish: Callable[[], object]) -> None:
         """Note a broken promise unless the call raises `FencedError`."""

@@ -11,13 +11,16 @@ import uuid
 from collections.abc import Callable, Iterator
 from contextlib import suppress
 from dataclasses import dataclass, replace
+from functools import partial
 from threading import Thread
 
 import pyarrow as pa
 
 from backend_client.sinks.protocol import Marker
 from backend_client.testing.sink_history import (
+    APART,
     ATOMIC,
+    CHECK,
     CHILD_TIMEOUT_S,
     FENCED,
     FEW,
@@ -31,7 +34,7 @@ from backend_client.testing.sink_history import (
 from backend_client.testing.sink_steps import SteppedPublishers, chosen
 from storage.errors import FencedError, InvalidInputError, UnavailableError
 
-__all__ = ["ATOMIC", "FENCED", "MARKER", "ONCE", "ORDER", "BrokenPromise", "SinkKit"]
+__all__ = ["APART", "ATOMIC", "CHECK", "FENCED", "MARKER", "ONCE", "ORDER", "BrokenPromise", "SinkKit"]
 
 _LONG = tuple((10**17 + number, 10**17 + number) for number in range(20))
 """As many earlier branches as a marker has, with the longest names."""
@@ -55,6 +58,9 @@ class SinkKit(SinkUnderTest):
             _ids_that_come_again,
             _other_slots,
             _names_that_begin_alike,
+            _slots_side_by_side,
+            _checked_again,
+            _equal_records,
             _records_that_fail,
             _older_publisher,
             _older_publisher_within_its_records,
@@ -62,6 +68,7 @@ class SinkKit(SinkUnderTest):
             _older_publisher_is_quicker,
             _suspended,
             _suspended_between_steps,
+            _suspended_while_it_opens,
             _killed_between_steps,
             _killed_with_many_records,
             *(_killed(step) for step in _KILL_STEPS),
@@ -144,6 +151,39 @@ def _names_that_begin_alike(history: History) -> None:
     history.publish(history.marker(0, slot=1), [7])
     history.expect(MARKER, history.marker(0, slot=1), history.last(1))
     history.expect(ONCE, [1, 3, 5, 7], sorted(history.seen()))
+
+
+def _slots_side_by_side(history: History) -> None:
+    """Two slots are open at the same time, and both publish."""
+    first, second = (history.kit.sink.open(slot) for slot in history.slots[:2])
+    for number, publisher in ((1, second), (0, first)):
+        batch, marker = history.kit.batch(history.numbers(number)), history.marker(0, slot=number)
+        history.expect_success(APART, partial(publisher.publish, [batch], marker))
+        publisher.close()
+    history.expect_records(0, 1)
+
+
+def _checked_again(history: History) -> None:
+    """A query is checked, as at each start, while a publisher of the slot stands still, and is checked again."""
+    history.publish(history.marker(0), [0])
+    running = history.kit.sink.open(history.slots[0])
+    history.kit.sink.check(history.kit.columns, history.slots)
+    batch = history.kit.batch(history.numbers(2))
+    history.expect_success(CHECK, lambda: running.publish([batch], history.marker(1)))
+    running.close()
+    history.kit.sink.check(history.kit.columns, history.slots)
+    history.expect(CHECK, history.marker(1), history.last())
+    history.expect_records(0, 2)
+
+
+def _equal_records(history: History) -> None:
+    """Records of one checkpoint, of another one and of another slot are equal."""
+    if not history.kit.keeps_equal:
+        return
+    history.publish(history.marker(0), [0, 0], [0])
+    history.publish(history.marker(1), [0])
+    history.publish(history.marker(0, slot=1), [0])
+    history.expect(ONCE, [0] * 5, history.seen())
 
 
 def _records_that_fail(history: History) -> None:
@@ -248,9 +288,19 @@ def _kill(history: History, kills: int, size: int = FEW) -> None:
 
 def _suspended_between_steps(history: History) -> None:
     """A process is suspended at any step after it has read its records, and resumes after a newer publisher."""
-    steps = history.publishers.steps(history.publishing(0))
+    _suspend(history, is_opening=False)
+
+
+def _suspended_while_it_opens(history: History) -> None:
+    """A process is suspended at any step until it has read the marker, and resumes after a newer publisher."""
+    _suspend(history, is_opening=True)
+
+
+def _suspend(history: History, *, is_opening: bool) -> None:
+    steps = history.publishers.steps(replace(history.publishing(0), is_opening=is_opening))
     for number, step in enumerate(chosen(steps, _SUSPENSIONS), 1):
-        process = history.publishers.suspended(history.publishing(number), step)
+        suspended = replace(history.publishing(number), is_opening=is_opening)
+        process = history.publishers.suspended(suspended, step)
         newer = Thread(target=history.complete, args=(number,))
         newer.start()
         newer.join(_BLOCKED_S)  # the older one may have locked what the newer one needs

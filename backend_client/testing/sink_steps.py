@@ -1,9 +1,9 @@
 """
 Kills and suspends publishers at steps: named ones, and any of their own after they have read their records.
 
-A step of their own is the end of a call within `publish`, and has a number. Of calls from one place, such as a loop,
-the first and the last one count: a defect between two calls lasts as long as a step, however many there are. A process
-that has imported everything forks once for each publisher.
+A step of their own is the end of a call within `publish`, or until the marker is read, and has a number. Of calls from
+one place, such as a loop, the first and the last one count: a defect between two calls lasts as long as a step, however
+many there are. A process that has imported everything forks once for each publisher.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ _TIMEOUT_S = 120.0
 
 
 class Step(NamedTuple):
-    """A step of a publisher's own: its number, and how many calls below `publish` it is."""
+    """A step of a publisher's own: its number, and how many calls below `publish`, or the kit's own call, it is."""
 
     number: int
     depth: int
@@ -34,12 +34,22 @@ class Step(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Publishing:
-    """The work of a publisher."""
+    """
+    The work of a publisher.
+
+    Args:
+        sink: The sink.
+        slot: The slot.
+        batches: The records.
+        marker: The marker. Nothing is published if that is found.
+        is_opening: Whether the publisher's own steps are those until the marker is read.
+    """
 
     sink: Sink
     slot: Slot
     batches: Sequence[pa.RecordBatch]
     marker: Marker
+    is_opening: bool = False
 
 
 class SteppedPublishers:
@@ -143,7 +153,7 @@ def _publish(what: Publishing, stop_at: int | str, sent: int) -> list[Step]:
         if not sent and (caller := frame if event == "c_return" else frame.f_back) is not None:
             place = (caller.f_code, caller.f_lineno, called.__name__ if event == "c_return" else frame.f_code)
             if place not in first:
-                first[place] = Step(steps, len(list(_frames(caller, publish))))
+                first[place] = Step(steps, len(list(_frames(caller, outer))))
             last[place] = first[place]._replace(number=steps)
 
     def records() -> Iterator[pa.RecordBatch]:
@@ -152,13 +162,21 @@ def _publish(what: Publishing, stop_at: int | str, sent: int) -> list[Step]:
                 reach("between records")
             yield batch
         reach("all records read")
-        sys.setprofile(count)
+        if not what.is_opening:
+            sys.setprofile(count)
 
+    outer: Any = _publish.__code__
+    if what.is_opening:
+        sys.setprofile(count)
     publisher = what.sink.open(what.slot)
-    publish = getattr(type(publisher).publish, "__code__", None)
+    is_published = publisher.last_published() == what.marker
+    sys.setprofile(None)
+    if not what.is_opening:
+        outer = getattr(type(publisher).publish, "__code__", None)
     reach("opened")
     try:
-        publisher.publish(records(), what.marker)
+        if not is_published:
+            publisher.publish(records(), what.marker)
     finally:
         sys.setprofile(None)
     reach("published")

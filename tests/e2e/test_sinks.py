@@ -133,6 +133,46 @@ def test_file_sink_has_the_output_after_rewinds(
     assert rows_of(spark.read.parquet(str(tmp_path / "out"))) == sorted(rows, key=repr)
 
 
+def test_file_sink_of_a_query_that_has_run_without_it(
+    spark: SparkSession, make_backend: Backends, tmp_path: Path
+) -> None:
+    """
+    A folder that comes later has all batches since, and Spark's log of its files is merged as usual.
+
+    It merges entries at fixed ids, here every fourth, and needs all since the last one that was merged.
+    """
+    spark.conf.set("spark.sql.streaming.fileSink.log.compactInterval", "4")
+    files = [[(f"k{number}", 1.0)] for number in range(10)]
+    try:
+        for upto, folder in ((6, None), (7, "out"), (10, "out")):
+            write_input(tmp_path / "in", files[:upto])
+            writer = totals(make_backend(), read_input(spark, tmp_path / "in")).writeStream
+            if folder is None:
+                run(writer.foreachBatch(Collected()), tmp_path / "chk")
+            else:
+                run(writer.option("path", str(tmp_path / folder)), tmp_path / "chk")
+                read = spark.read.parquet(str(tmp_path / folder))
+                assert rows_of(read) == [(f"k{number}", 1, 1.0) for number in range(6, upto)]
+    finally:
+        spark.conf.unset("spark.sql.streaming.fileSink.log.compactInterval")
+    entries = {path.name for path in (tmp_path / "out" / "_spark_metadata").glob("[0-9]*")}
+    assert entries >= {"3.compact", "4", "5", "6", "7.compact", "8", "9"}
+
+
+def test_folder_of_another_query_is_refused(spark: SparkSession, make_backend: Backends, tmp_path: Path) -> None:
+    """Spark would leave out all batches up to the folder's newest one, unnoticed."""
+    for job, files, chk in (("first", FILES[:3], "chk-1"), ("second", FILES[:1], "chk-2")):
+        write_input(tmp_path / job, files)
+        writer = totals(make_backend(job), read_input(spark, tmp_path / job)).writeStream
+        writer = writer.option("path", str(tmp_path / "out"))
+        if job == "first":
+            run(writer, tmp_path / chk)
+        else:
+            with pytest.raises(StreamingQueryException, match="has batches up to 2 of another query"):
+                run(writer, tmp_path / chk)
+    assert rows_of(spark.read.parquet(str(tmp_path / "out"))) == expected(3)
+
+
 def test_tables_are_created_and_appended_to(
     spark: SparkSession, make_backend: Backends, tmp_path: Path, lose_each_checkpoint_once: set[int]
 ) -> None:
@@ -179,12 +219,12 @@ def test_table_in_a_folder_of_any_name(
 def test_memory_sink_is_a_table(
     spark: SparkSession, make_backend: Backends, tmp_path: Path, lose_each_checkpoint_once: set[int]
 ) -> None:
-    """The rows of all batches can be queried by the query's name, each once; Spark's own status names the query."""
+    """The rows of all batches can be queried by the query's name, each once; no case counts, as in Spark."""
     write_input(tmp_path / "in", FILES)
     name = "memory_" + re.sub(r"\W", "_", tmp_path.name)
     writer = totals(make_backend(), read_input(spark, tmp_path / "in")).writeStream.outputMode("update")
 
-    query = run(writer.format("memory").queryName(name), tmp_path / "chk")
+    query = run(writer.format("Memory").queryName(name), tmp_path / "chk")
 
     assert (query.name, query.isActive) == (name, False)
     assert rows_of(spark.table(name)) == expected()

@@ -9,6 +9,7 @@ import pyarrow as pa
 from deltalake import DeltaTable, Field, Schema
 
 from backend_client.sinks.conversions import in_utc, keeps_values
+from backend_client.sinks.delta.constraints import foreign_constraints
 from backend_client.sinks.delta.statistics import check_statistics
 from storage.errors import InvalidInputError, UnavailableError
 
@@ -34,8 +35,11 @@ def column_types(columns: pa.Schema, partition_by: Sequence[str]) -> pa.Schema:
                 f"column {column.name} is {columns.field(column.name).type}, for which Delta has no type: cast it, or "
                 "leave it out"
             ) from error
-        if pa.types.is_null(column.type):
-            raise InvalidInputError(f"column {column.name} has no type: cast it")
+        if _holds_nothing(column.type):
+            raise InvalidInputError(
+                f"column {column.name} is {columns.field(column.name).type}: something in it has no type, or is a "
+                "struct without fields, which cannot be stored. Cast it, or leave it out"
+            )
     names = Counter(name.lower() for name in found.names)
     if twice := [name for name in found.names if names[name.lower()] > 1]:
         raise InvalidInputError(f"columns {', '.join(twice)} are the same to Delta, which ignores case: rename one")
@@ -67,8 +71,8 @@ def check_table(
         raise InvalidInputError(
             f"table {path} is partitioned by {', '.join(partitions) or 'nothing'}, not by {', '.join(partition_by)}"
         )
-    if computed := _computed(table):
-        raise InvalidInputError(f"table {path} {_not_computed(computed)}")
+    if foreign := _in_foreign_sql(table):
+        raise InvalidInputError(f"table {path} {foreign}")
     there = {column.name: column for column in pa.schema(table.schema().to_arrow())}
     _check_partitions(wanted, [name for name in partitions if name in wanted.names])
     for column in wanted:
@@ -100,10 +104,10 @@ def stored_columns(table: DeltaTable, path: str) -> pa.Schema:
     Return the columns that are written to a table; null is found by the table.
 
     Raises:
-        UnavailableError: The table was replaced by one that computes columns.
+        UnavailableError: The table was replaced by one that computes columns, or has a constraint of another SQL now.
     """
-    if computed := _computed(table):
-        raise UnavailableError(f"table {path} {_not_computed(computed)}")
+    if foreign := _in_foreign_sql(table):
+        raise UnavailableError(f"table {path} {foreign}")
     columns = pa.schema(table.schema().to_arrow())
     return pa.schema([pa.field(column.name, column.type) for column in columns])
 
@@ -157,6 +161,12 @@ def _check_partitions(columns: pa.Schema, partition_by: Sequence[str]) -> None:
             )
 
 
+def _holds_nothing(given: pa.DataType) -> bool:
+    """Return whether a type, or one within it, has no values but null, or is a struct without fields."""
+    within = [given.field(number).type for number in range(given.num_fields)]
+    return pa.types.is_null(given) or (pa.types.is_struct(given) and not within) or any(map(_holds_nothing, within))
+
+
 def _computed(table: DeltaTable) -> list[str]:
     """
     Return the columns of which a writer computes the values.
@@ -167,8 +177,16 @@ def _computed(table: DeltaTable) -> list[str]:
     return [column.name for column in table.schema().fields if any(name in column.metadata for name in _COMPUTED)]
 
 
-def _not_computed(names: Sequence[str]) -> str:
-    return (
-        f"computes column {', '.join(names)} as only Spark can: use a table in which that is a plain column, and "
-        "compute it in the query"
-    )
+def _in_foreign_sql(table: DeltaTable) -> str:
+    """Return what a table has that means something else to the library than to Spark, and what to do; "" if nothing."""
+    if computed := _computed(table):
+        return (
+            f"computes column {', '.join(computed)} as only Spark can: use a table in which that is a plain column, "
+            "and compute it in the query"
+        )
+    if constraints := foreign_constraints(table, pa.schema(table.schema().to_arrow())):
+        return (
+            f"has a constraint that only Spark can check: {'; '.join(constraints)[:300]}. Drop it and filter in the "
+            "query, or write it as comparisons of columns, named as in the table, with values of their types"
+        )
+    return ""

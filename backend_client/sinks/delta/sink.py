@@ -29,6 +29,7 @@ from deltalake import CommitProperties, DeltaTable, Transaction, WriterPropertie
 from deltalake.exceptions import DeltaError
 
 from backend_client.sinks.delta.columns import check_table, column_types, conformed, stored_columns
+from backend_client.sinks.delta.constraints import check_lengths
 from backend_client.sinks.delta.markers import check_retention, is_of_slot, stored_marker, transactions
 from backend_client.sinks.delta.statistics import check_values, statistics_of, without_floats
 from backend_client.sinks.protocol import Marker, Sink, Slot, SlotPublisher
@@ -45,8 +46,8 @@ _ROW_GROUP_BYTES = 64 << 20
 """A file is written one row group at a time, which the library holds in memory."""
 _UNUSABLE = re.compile(r"%[0-9A-Fa-f]{2}|[\[\]^|\\\x00-\x1f\x7f]")
 """With these in a folder's name the library makes empty commits, but panics, or uses another folder, to write files."""
-_FLUSHED_AFTER_S = 3600.0
-"""Older files are on the disk: systems write them after half a minute."""
+_FLUSHED_AFTER_S = 6 * 3600.0
+"""Older files are on the disk: systems write them after half a minute, and clocks may be hours apart."""
 _ENDPOINT_NAMES = ("aws_endpoint_url_s3", "aws_endpoint_url", "endpoint_url", "aws_endpoint", "endpoint")
 _SECRETS = ("aws_access_key_id", "access_key_id", "aws_session_token", "token")
 
@@ -74,8 +75,11 @@ class DeltaSink(Sink):
         columns: object = self.partition_by
         if isinstance(columns, str):
             raise InvalidInputError(f"partition_by must be a tuple of columns, such as ({columns!r},)")
-        if urlsplit(self.path).scheme not in ("s3", "file"):
-            raise InvalidInputError(f"path {self.path!r} must be s3://bucket/folder or file:///folder")
+        if not _names_a_folder(self.path):
+            raise InvalidInputError(
+                "path must be s3://bucket/folder or file:///folder, with % and two digits for #, ? and %, and without "
+                f"credentials, not {re.sub('//[^/]*@', '//…@', self.path)!r}"
+            )
         if self.is_local and (found := _UNUSABLE.search(self.location)):
             raise InvalidInputError(
                 f"path {self.path!r} names a folder with {found[0]!r}, to which the library cannot write"
@@ -200,6 +204,7 @@ class _DeltaPublisher(SlotPublisher):
         for batch in filter(len, records):
             found = conformed(batch, schema, self._sink.path)
             check_values(self._table, self._sink.path, found)
+            check_lengths(self._table, self._sink.path, found)
             yield found
 
     def _commit(self, file: IO[bytes] | None, marker: Marker, rows_per_group: int) -> None:
@@ -246,6 +251,16 @@ class _DeltaPublisher(SlotPublisher):
 
     def _fenced(self) -> FencedError:
         return FencedError(f"slot {self._slot.number} of sink {self._slot.sink!r} was published by another publisher")
+
+
+def _names_a_folder(path: str) -> bool:
+    """Return whether a path is one that the library takes for no other folder: it drops all behind ``#`` and ``?``."""
+    parts = urlsplit(path)
+    if re.search("[#?]", path) or "@" in parts.netloc:
+        return False
+    if parts.scheme == "s3":
+        return bool(parts.netloc)
+    return parts.scheme == "file" and parts.netloc in ("", "localhost") and parts.path.startswith("/")
 
 
 @contextmanager

@@ -229,7 +229,7 @@ class StatefulStreamWriter:
                 "the query has no sink; name one: foreachBatch(…), foreach(…), format(…), toTable(…) or start(path)"
             )
         request = self._request(self._format or _default_format(spark))
-        if request.format == "kafka" and self._guarantee() == EXACTLY_ONCE:
+        if request.format.lower() == "kafka" and self._guarantee() == EXACTLY_ONCE:
             from backend_client.sinks.kafka import KafkaSink  # confluent-kafka is optional
 
             sink = KafkaSink.from_spark_options(dict(request.options))

@@ -63,7 +63,7 @@ def open_sink(spark: SparkSession, request: SinkRequest) -> BatchFunction:
 
 def writes_once(spark: SparkSession, request: SinkRequest) -> bool:
     """Return whether the sink skips a batch that it has written before: Spark's sink of files does."""
-    return request.format not in _SPECIAL and Format(spark, request.format).is_of_files
+    return request.format.lower() not in _SPECIAL and Format(spark, request.format).is_of_files
 
 
 def skips_batches(request: SinkRequest) -> bool:

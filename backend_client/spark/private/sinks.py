@@ -10,12 +10,22 @@ from pyspark.errors import PySparkException
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql.types import StructType
 
-from backend_client.spark.private.session import hadoop_folder, is_a, java_frame, java_session, jvm_of, needed
-from storage.errors import InvalidInputError
+from backend_client.spark.private.session import (
+    hadoop_folder,
+    hadoop_path,
+    is_a,
+    java_frame,
+    java_session,
+    jvm_of,
+    needed,
+)
+from storage.errors import ConflictError, InvalidInputError
 
 _FOREACH_BATCH = "use foreachBatch and write the batch there, for example batch.write.format({!r})…"
 _FILE_FORMAT = "org.apache.spark.sql.execution.datasources.FileFormat"
 _FILE_SOURCE = "org.apache.spark.sql.execution.datasources.v2.FileDataSourceV2"
+_LOG, _LOG_HEAD = "_spark_metadata", b"v1"
+_MERGED_EVERY = "spark.sql.streaming.fileSink.log.compactInterval"
 _STREAM_SINK = "org.apache.spark.sql.sources.StreamSinkProvider"
 
 
@@ -100,17 +110,49 @@ def memory_sink(spark: SparkSession, schema: StructType, table: str) -> Callable
 def _without_gaps(
     spark: SparkSession, path: str, add: Callable[[DataFrame, int], None]
 ) -> Callable[[DataFrame, int], None]:
-    """Return the function that first adds empty batches for missing ids: Spark's log of files must have no gap."""
+    """
+    Return the function that first adds what is missing before a batch: Spark's log of files must have no gap.
+
+    Raises (the function):
+        ConflictError: The log has later batches, which are of another query: Spark would leave this one out unnoticed.
+    """
 
     def write(batch: DataFrame, batch_id: int) -> None:
-        folder, files = hadoop_folder(spark, f"{path.rstrip('/')}/_spark_metadata")
+        folder, files = hadoop_folder(spark, f"{path.rstrip('/')}/{_LOG}")
         names = [str(each.getPath().getName()) for each in files.listStatus(folder)] if files.exists(folder) else []
-        newest = max((int(name.partition(".")[0]) for name in names if name[0].isdigit()), default=batch_id)
+        numbers = [int(name.partition(".")[0]) for name in names if name[0].isdigit()]
+        newest = max(numbers) if numbers else _begin_log(spark, folder, files, batch_id)
+        if newest > batch_id:
+            raise ConflictError(
+                f"folder {path} has batches up to {newest} of another query, or of an earlier or newer one of this "
+                f"job: Spark would leave out all before, such as batch {batch_id}. Give the query a folder of its own, "
+                f"or empty this one, with {_LOG}"
+            )
         for missing in range(newest + 1, batch_id):
             add(batch.sparkSession.createDataFrame(batch.sparkSession.sparkContext.emptyRDD(), batch.schema), missing)
         add(batch, batch_id)
 
     return write
+
+
+def _begin_log(spark: SparkSession, folder: Any, files: Any, batch_id: int) -> int:
+    """
+    Begin a log of files shortly before a batch, and return its newest id, -1 for an empty log.
+
+    Spark merges entries at fixed ids and needs all since the last merged one, back to the first batch. So a query that
+    has run for long with another output gets an entry like that of a merge, without files.
+    """
+    interval = int(str(spark.conf.get(_MERGED_EVERY, "10")))
+    newest = batch_id - batch_id % interval - 1
+    if newest >= 0:
+        unfinished, entry = (hadoop_path(spark, folder, f"{mark}{newest}.compact") for mark in (".begun-", ""))
+        stream = files.create(unfinished, True)
+        try:
+            stream.write(_LOG_HEAD)
+        finally:
+            stream.close()
+        files.rename(unfinished, entry)
+    return newest
 
 
 def _adding(sink: Any) -> Callable[[DataFrame, int], None]:

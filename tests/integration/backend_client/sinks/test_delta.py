@@ -477,7 +477,9 @@ def test_types_come_back(tmp_path: Path, sink: DeltaSink) -> None:
     ("columns", "match"),
     [
         ({"k": pa.string(), "v": pa.duration("us")}, "column v is duration"),
-        ({"k": pa.string(), "v": pa.null()}, "column v has no type"),
+        ({"k": pa.string(), "v": pa.null()}, "column v is null: something in it has no type"),
+        ({"k": pa.string(), "w": pa.list_(pa.null())}, "column w is list.*: something in it has no type"),
+        ({"k": pa.string(), "w": pa.struct([("x", pa.struct([]))])}, "column w is struct.* without fields"),
         ({"k": pa.string(), "V": pa.int64(), "v": pa.int64()}, "columns V, v are the same to Delta"),
         ({"k": pa.string(), "v": pa.string()}, "column v of table .* is int64, of the result string"),
         ({"k": pa.string(), "V": pa.int64()}, "has column v, the result V, which is the same to Delta: rename"),
@@ -527,6 +529,67 @@ def test_tables_that_compute_columns_are_refused(tmp_path: Path) -> None:
     with pytest.raises(UnavailableError, match="computes column month"):
         made.open(SLOT).publish([pa.record_batch([["2026-03-02"]], schema=columns)], marker(0))
     assert made.table().to_pyarrow_table().num_rows == 0
+
+
+@pytest.mark.parametrize(
+    ("properties", "of_column"),
+    [
+        ({"delta.constraints.half": "length(k) / 2 <= 3"}, {}),
+        ({}, {"delta.invariants": json.dumps({"expression": {"expression": "length(k) / 2 <= 3"}})}),
+    ],
+)
+def test_constraints_of_another_sql_are_refused(
+    tmp_path: Path, properties: Mapping[str, str], of_column: Mapping[str, str]
+) -> None:
+    """At the start, and later: seven letters break it, but 7 / 2 is 3 to the library, which would publish them."""
+    made = made_elsewhere(tmp_path / "constrained", {"k": of_column}, properties)
+    columns = pa.schema({"k": pa.string()})
+    with pytest.raises(InvalidInputError, match=r"that only Spark can check: length\(k\) / 2 <= 3"):
+        made.check(columns, [SLOT])
+    with pytest.raises(UnavailableError, match="that only Spark can check"):
+        made.open(SLOT).publish([pa.record_batch([["seven.."]], schema=columns)], marker(0))
+    assert made.table().to_pyarrow_table().num_rows == 0
+
+
+def test_texts_are_not_longer_than_a_column_allows(tmp_path: Path) -> None:
+    """To the library each is a string; to Spark, which checks as it writes, this one has three characters at most."""
+    limited = {"__CHAR_VARCHAR_TYPE_STRING": "varchar(3)"}
+    made = made_elsewhere(tmp_path / "limited", {"k": limited, "other": {}}, {})
+    columns = pa.schema({"other": pa.string(), "k": pa.string()})
+    made.check(columns, [SLOT])
+    publisher = made.open(SLOT)
+    publisher.publish([pa.record_batch([["much longer", None], ["äöü", None]], schema=columns)], marker(0))
+    with pytest.raises(UnavailableError, match=r"column k .* is varchar\(3\), .* has a text of 4 characters"):
+        made.open(SLOT).publish([pa.record_batch([["x"], ["four"]], schema=columns)], marker(1))
+    assert made.table().to_pyarrow_table()["k"].to_pylist() == ["äöü", None]
+
+
+@on_disk
+def test_comparisons_are_constraints_like_others(sink: DeltaSink) -> None:
+    """Rows that violate them wait, and go on when the constraint is altered."""
+    sink.table().alter.add_constraint({"few": "v < 3 and k <> 'x'"})
+    sink.check(COLUMNS, [SLOT])
+    publish(sink, 0, 1)
+    with pytest.raises(UnavailableError, match="1 rows failed validation check"):
+        publish(sink, 1, 3)
+    sink.table().alter.drop_constraint("few")
+    publish(sink, 1, 3)
+    assert (last(sink), seen(sink)) == (marker(1), [1, 3])
+
+
+@pytest.mark.parametrize(
+    "path", ["file:///data/a#1", "file:///data/a?b", "file://data/a", "file:relative", "s3://b/a#1", "s3:///a", "/data"]
+)
+def test_paths_that_the_library_takes_for_others_are_refused(path: str) -> None:
+    """It leaves out what follows a `#`, and a host: records would go to another folder."""
+    with pytest.raises(InvalidInputError, match="path must be s3://bucket/folder or file:///folder"):
+        DeltaSink(path)
+
+
+def test_errors_of_a_path_tell_no_credentials() -> None:
+    """A path is refused that has some, and the error leaves them out."""
+    with pytest.raises(InvalidInputError, match="without credentials, not 's3://…@bucket/a'"):
+        DeltaSink("s3://key:secret@bucket/a")
 
 
 @on_disk

@@ -310,6 +310,17 @@ def test_records_of_a_changed_query_are_one_file(sink: ParquetSink) -> None:
 
 
 @pytest.mark.parametrize("sink", ["disk"], indirect=True)
+def test_columns_without_nulls_may_come_and_go(sink: ParquetSink) -> None:
+    """A column that Spark declares not null, such as a count, is null in rows from before it came, or after it went."""
+    before, after = (pa.schema([pa.field(name, pa.int64(), nullable=False)]) for name in ("v", "w"))
+    publisher = sink.open(SLOT)
+    assert publisher.publish([pa.record_batch([[1]], before), pa.record_batch([[2]], after)], marker(0)) == 2
+    publisher.close()
+    table = pq.read_table(io.BytesIO(open_store(sink.path).get(names(sink)[0])))
+    assert table.to_pydict() == {"v": [1, None], "w": [None, 2]}
+
+
+@pytest.mark.parametrize("sink", ["disk"], indirect=True)
 def test_values_of_a_changed_query_stay_as_they_are(sink: ParquetSink) -> None:
     """Decimals would be rounded to floats, or have more digits than Spark can read; another time zone is no change."""
     precise = pa.array([Decimal("12345678901234.123456")], pa.decimal128(20, 6))

@@ -146,6 +146,10 @@ class Careless(Sink):
     def check(self, columns: pa.Schema, slots: Sequence[Slot]) -> None:
         """Create the tables."""
         self.sink.check(columns, slots)
+        changed = {"checks by opening": "opened = opened + 1", "checks by beginning": "marker = null"}.get(self.fault)
+        if changed is not None:
+            with closing(sqlite3.connect(self.sink.path)) as connection, connection:
+                connection.execute(f"update slots set {changed}")
 
     def open(self, slot: Slot) -> SlotPublisher:
         """Open the slot."""
@@ -157,12 +161,18 @@ class _CarelessPublisher(SlotPublisher):
         slot = replace(slot, sink="one") if fault == "mixes sinks" else slot
         slot = replace(slot, number=slot.number % 2) if fault == "mixes slots" else slot
         self._sink, self._slot, self._fault = sink, slot, fault
+        self._read_before = _marker_of(sink, slot) if fault == "reads before it fences" else None
+        if fault == "fences all slots":
+            for number in range(3):
+                sink.open(replace(slot, number=number)).close()
         self._publisher = sink.open(slot)
         self._opened = self._openings()
         self._newest = self._id()
 
     def last_published(self) -> Marker | None:
         """Return the marker."""
+        if self._fault == "reads before it fences":
+            return self._read_before
         found = self._publisher.last_published()
         if self._fault == "forgets branches" and found is not None:
             return replace(found, earlier=())
@@ -196,6 +206,8 @@ class _CarelessPublisher(SlotPublisher):
             batches = list(batches)
         if self._fault == "reverses":
             batches = [batch.take(list(range(batch.num_rows))[::-1]) for batch in batches]
+        if self._fault == "leaves equal records out":
+            batches = [numbers(sorted({row["n"] for batch in batches for row in batch.to_pylist()}))]
         if self._fault == "fences nobody" or (self._fault == "fences no marker" and not batches):
             self._publisher = self._sink.open(self._slot)
         count = self._publisher.publish(batches, marker)
@@ -270,6 +282,14 @@ class _CarelessPublisher(SlotPublisher):
         return self._publisher.publish([], marker)
 
 
+def _marker_of(sink: SqliteSink, slot: Slot) -> Marker | None:
+    with closing(sqlite3.connect(sink.path, timeout=30, isolation_level=None)) as connection:
+        connection.execute("begin immediate")  # waits for a publisher within its transaction
+        query = "select marker from slots where (sink, job_uid, slot) = (?, ?, ?)"
+        row = connection.execute(query, (slot.sink, slot.job_uid, slot.number)).fetchone()
+    return None if row is None or row[0] is None else Marker.parse(row[0])
+
+
 def _until_error(records: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
     with suppress(UnavailableError):
         yield from records
@@ -297,6 +317,11 @@ def _until_error(records: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         ("keyed by checkpoint", sink_kit.ONCE),
         ("reverses", sink_kit.ORDER),
         ("doubles", sink_kit.ONCE),
+        ("checks by opening", sink_kit.CHECK),
+        ("checks by beginning", sink_kit.CHECK),
+        ("fences all slots", sink_kit.APART),
+        ("leaves equal records out", sink_kit.ONCE),
+        ("reads before it fences", sink_kit.ONCE),
     ],
 )
 def test_broken_promises_are_found(tmp_path: Path, fault: str, promise: str) -> None:

@@ -27,7 +27,7 @@ from dstl_service.formats.under_way import NOTHING
 from dstl_service.registry.epochs import EpochStore
 from dstl_service.registry.manifest_log import Stand, place_of_manifest
 from dstl_service.registry.manifest_reader import ManifestReader
-from dstl_service.wire import RECENT_MAX, CheckpointRef, OperatorInfo
+from dstl_service.wire import CLOSED_SINK, RECENT_MAX, SET_ASIDE_SUFFIX, CheckpointRef, OperatorInfo
 from storage.clock import Clock, IdSource
 from storage.errors import ConflictError, CorruptDataError, NotFoundError
 from storage.model import SegmentHandle
@@ -210,7 +210,8 @@ class OwnedJob(ManifestReader):
         """
         sinks = {sink.name: sink for sink in newest.operators if sink.is_sink}
         operators = tuple(
-            _sink_after(sinks.get(item.name), item, newest.ref) if item.is_sink else item for item in target.operators
+            _sink_after(sinks.get(item.name), item, newest.ref) if item.is_sink else item
+            for item in (*target.operators, *_forgotten_sinks(target, newest))
         )
         first = first_of_branch(target, newest.ref, record.epoch, self._ids.unique_id(), self._clock.now_ms())
         return replace(first, operators=operators)
@@ -248,6 +249,19 @@ def _sink_after(before: OperatorInfo | None, target: OperatorInfo, newest: Check
     recent = [*(target.recent if before is None else before.recent), newest]
     slots = target.parallelism if before is None else max(target.parallelism, before.parallelism)
     return replace(target, parallelism=slots, recent=recent[-RECENT_MAX:])
+
+
+def _forgotten_sinks(target: Manifest, newest: Manifest) -> list[OperatorInfo]:
+    """
+    Return the sinks that a rewind's target does not know, as closed ones without output.
+
+    The query may have one of them again, with fewer slots. None has the name of a table of the target or of its rows
+    set aside: no query could start then, and with such a table none has that sink.
+    """
+    taken = {item.name for item in target.operators}
+    taken |= {item.name + SET_ASIDE_SUFFIX for item in target.operators if item.has_table}
+    unknown = (item for item in newest.operators if item.is_sink and item.name not in taken)
+    return [replace(sink, kind=CLOSED_SINK, published=None) for sink in unknown]
 
 
 def fence(place: Place, job_uid: str, epoch: int, uid: str, created_ms: int) -> Manifest:

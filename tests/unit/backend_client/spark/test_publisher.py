@@ -137,7 +137,7 @@ def test_errors_of_other_kinds_say_why_too(caplog: pytest.LogCaptureFixture, mon
     publisher.submit(target(0), 1)
     assert publisher.drain(30)
     publisher.close()
-    reported = [record.getMessage().partition("tried again: ")[2] for record in caplog.records if record.levelno > 20]
+    reported = [record.getMessage().partition("retrying: ")[2] for record in caplog.records if record.levelno > 20]
     assert reported == [
         "ValueError: 413 too large",
         "requests.Timeout: no answer",

@@ -41,6 +41,7 @@ def sink(kind: str = SINK, published: int | None = None) -> OperatorInfo:
         (sink(published=7), 1, Target(REF, marked_slots=2, published=7), True),
         (sink(published=7), 3, Target(REF, starts_branch=True, marked_slots=2, published=7), True),
         (sink(CLOSED_SINK, 7), 2, Target(REF, starts_branch=True, given_up=7, used_slots=0), True),
+        (sink(CLOSED_SINK), 2, Target(REF, starts_branch=True, used_slots=0), True),
         (None, 2, Target(REF, starts_branch=True, used_slots=0), True),
     ],
 )

@@ -55,6 +55,8 @@ TRIES_MAX = 4
 COLLECTIONS_LAST = 2
 """After this number of collections, a cluster at rest has no object without a reference."""
 MANIFESTS_READ_IN = "dstl_service.registry.manifest_log"
+_FAILURES_MAX = 2
+"""As many calls as fail in one schedule."""
 _ROUND_S = 0.1
 """Longer than nothing, or the time of the loop would stand still, in which failed uploads are tried again."""
 _NO_PEERS = PeerClient(lambda: None, 1)
@@ -177,10 +179,16 @@ class Process:
 
     def publish(self) -> None:
         """Publish, through another host's sidecar, one checkpoint after the other of those that wait for it."""
+        failures = 0
         while self.targets:
             target, newest = self.targets[0], self.targets[-1].checkpoint
             try:
                 publish(self.executor, self.job, replace(target, newest=newest))
+            except UnavailableError:
+                failures += 1
+                if failures > _FAILURES_MAX:
+                    raise
+                continue  # as a query's publisher does, until the store answers
             except NotFoundError:
                 if newest == self.targets[-1].checkpoint:
                     raise

@@ -47,7 +47,7 @@ def test_least_recently_used_goes_first() -> None:
 
 def test_several_are_given_together_or_not_at_all() -> None:
     """I16: what is given together counts as used; if one is missing, nothing is given or counted."""
-    cache = SegmentCache(30)
+    cache = cache_of(3, 10)
     for handle in HANDLES[:3]:
         cache.put(handle, b"x" * 10)
 

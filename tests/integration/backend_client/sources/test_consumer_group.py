@@ -82,6 +82,19 @@ def test_offsets_are_committed(broker: KafkaBroker, name: str, group: ConsumerGr
     assert committed(broker, name) == {("in", 0): 9, ("in", 1): 9}
 
 
+def joined_member(broker: KafkaBroker, name: str) -> Consumer:
+    """Return a consumer that is an active member of a group and commits only when told to."""
+    member = Consumer({**options(broker, "admin"), "group.id": name, "enable.auto.commit": False})
+    member.subscribe(["in"])
+
+    def joined() -> bool:
+        member.poll(0.1)
+        return bool(member.assignment())
+
+    wait_until(joined)
+    return member
+
+
 def test_offsets_of_others_are_left_alone(broker: KafkaBroker, name: str, group: ConsumerGroup) -> None:
     """A group with offsets of a consumer or of another job is refused, though nobody uses it now."""
     consumer = Consumer({**options(broker, "admin"), "group.id": name})
@@ -97,14 +110,7 @@ def test_offsets_of_others_are_left_alone(broker: KafkaBroker, name: str, group:
 
 def test_active_members_are_told(broker: KafkaBroker, name: str, group: ConsumerGroup) -> None:
     """The broker refuses offsets of a group with members; they are committed when those are gone."""
-    member = Consumer({**options(broker, "admin"), "group.id": name, "enable.auto.commit": False})
-    member.subscribe(["in"])
-
-    def joined() -> bool:
-        member.poll(0.1)
-        return bool(member.assignment())
-
-    wait_until(joined)
+    member = joined_member(broker, name)
     with pytest.raises(UnavailableError, match="it has active members: name a group that no consumer uses"):
         group.commit({("in", 0): 5}, 0)
     member.close()
@@ -117,14 +123,7 @@ def test_offsets_of_members_that_came_later_are_left_alone(
 ) -> None:
     """A consumer that joins the group of a running query, commits, and is away for a moment loses nothing."""
     group.commit({("in", 0): 5}, 0)
-    member = Consumer({**options(broker, "admin"), "group.id": name, "enable.auto.commit": False})
-    member.subscribe(["in"])
-
-    def joined() -> bool:
-        member.poll(0.1)
-        return bool(member.assignment())
-
-    wait_until(joined)
+    member = joined_member(broker, name)
     with pytest.raises(UnavailableError, match="it has active members"):
         group.commit({("in", 0): 9}, 1)
     member.commit(offsets=[TopicPartition("in", 0, 3)], asynchronous=False)

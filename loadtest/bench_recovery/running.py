@@ -213,9 +213,9 @@ def _lose(hosts: Hosts, driver: Driver, run: ColumnRun, way: str, chance: random
     driver.wait_for(lambda seen: _whole_s(seen, moment_s, affected) is not None, "output of the affected partitions")
     whole_s = _whole_s(driver.look(), moment_s, affected)
     assert whole_s is not None
-    driver.wait_for_batches(SETTLED_BATCHES)
     usual = usual_bytes * (len(driver.look().outputs) - begun)
-    read = hosts.restored_bytes() - (0.0 if way == RESTART else read) - usual
+    read = hosts.restored_bytes() - (0.0 if way == RESTART else read) - usual  # a new executor's tables come later
+    driver.wait_for_batches(SETTLED_BATCHES)
     if way == HOST:
         hosts.connect(victim)
     hosts.wait_for_executors()

@@ -54,7 +54,6 @@ class Endable(Protocol):
 
     def end(self) -> None:
         """Abort it at once, so that its file descriptor is free."""
-        ...
 
 
 class Connection(Endable, Protocol):
@@ -63,36 +62,29 @@ class Connection(Endable, Protocol):
     @property
     def phase(self) -> Phase:
         """The next message of its client."""
-        ...
 
     @property
     def heads(self) -> int:
         """Number of request heads received in full."""
-        ...
 
     @property
     def body_bytes(self) -> int:
         """Received bytes of the current body."""
-        ...
 
     @property
     def is_held_back(self) -> bool:
         """Whether the service has paused reading."""
-        ...
 
     @property
     def is_answering(self) -> bool:
         """Whether a request is being answered."""
-        ...
 
     @property
     def unread_bytes(self) -> int:
         """Unsent bytes of answers while writing is paused; else 0."""
-        ...
 
     def refuse(self, status: int, message: str, headers: str = "") -> None:
         """Answer if that is still possible, and close."""
-        ...
 
 
 def open_files_max() -> int:

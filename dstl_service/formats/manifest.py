@@ -15,10 +15,11 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import asdict, dataclass, replace
 from typing import Any
 
+from dstl_service.formats.checkpoint_header import CheckpointHeader
 from dstl_service.formats.checksummed_json import seal, unseal
 from dstl_service.formats.fork_origin import held_for_from_json, origin_from_json, origin_to_json
 from dstl_service.formats.under_way import NOTHING, UnderWay
-from dstl_service.wire import CheckpointInfo, CheckpointRef, ForkOrigin, OperatorInfo, RowsSetAside, StateInfo
+from dstl_service.wire import CheckpointInfo, CheckpointRef, OperatorInfo, RowsSetAside, StateInfo
 from storage.errors import CorruptDataError, DstlError, NewerFormatError
 from storage.key_groups import KeyGroupRange
 from storage.model import MaterializationHandle, SegmentEntry, SegmentHandle
@@ -37,35 +38,23 @@ class ManifestKind(enum.StrEnum):
 
 
 @dataclass(frozen=True, slots=True)
-class Manifest:
+class Manifest(CheckpointHeader):
     """One manifest. A fence has only `kind`, `job_uid`, `id`, `generation`, `uid`, `epoch` and `created_ms`."""
 
     kind: ManifestKind
     job_uid: str
     id: int
     generation: int
-    uid: str
-    epoch: int
     created_ms: int
-    base: CheckpointRef | None = None
-    query_id: str = ""
-    offsets: str = ""
-    operators: tuple[OperatorInfo, ...] = ()
     segments: tuple[SegmentHandle, ...] = ()
     earlier: tuple[SegmentHandle, ...] = ()
     materializations: tuple[MaterializationHandle, ...] = ()
     note: SegmentHandle | None = None
     """The checkpoint's note, see `formats.checkpoint_record`, if it lies in an object that `segments` do not name."""
-    rewound_from: CheckpointRef | None = None
-    """The checkpoint that the job was rewound from, to this one (see `dstl_service.checkpoints.rewind`)."""
     kept_by: str = ""
     """In a savepoint, the call that made it, so that no other call deletes it as its own."""
     under_way: UnderWay = NOTHING
     """Snapshots and compactions being stored for later checkpoints, the whole list (see `formats.under_way`)."""
-    closed_ms: int | None = None
-    """The watermark at which the batch was closed, see `dstl_service.wire.CheckpointInfo`."""
-    forked_from: ForkOrigin | None = None
-    """Where the job began, in each manifest of a fork; its objects may be those of other jobs."""
     held_for: str = ""
     """In a savepoint that a fork needs: the fork, as ``<job>@<life>`` (see `dstl_service.registry.forks`)."""
 

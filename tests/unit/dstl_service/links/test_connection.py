@@ -55,7 +55,7 @@ def run(
         async with linked(path, answer, room) as (first, second):
             await test(first, second)
         await asyncio.sleep(0)
-        assert room.held_bytes == 0
+        assert room.held == 0
 
     asyncio.run(main())
 
@@ -187,7 +187,7 @@ def test_incomplete_frames_have_a_bound(tmp_path: Path) -> None:
                 await writer.drain()
         await ended.wait()
 
-        assert 0 < room.held_bytes <= ROOM_BYTES // 2
+        assert 0 < room.held <= ROOM_BYTES // 2
         assert room.take("other", FRAME_BYTES_MAX)
         for writer in writers:
             writer.close()

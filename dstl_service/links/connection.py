@@ -10,8 +10,8 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Awaitable, Callable, Iterator
-from contextlib import contextmanager, suppress
+from collections.abc import Awaitable, Callable
+from contextlib import suppress
 from functools import partial
 from typing import NamedTuple
 
@@ -104,9 +104,10 @@ class LinkConnection:
         number = self._number
         future = self._waiting[number] = asyncio.get_running_loop().create_future()
         try:
-            with _ended_link():
-                await self._send({"id": number, "request": body})
+            await self._send({"id": number, "request": body})
             answer: Message = await future
+        except OSError as error:
+            raise LinkEndedError from error
         finally:
             del self._waiting[number]
         return answer
@@ -205,14 +206,6 @@ class LinkConnection:
         logger.warning("a link is silent", extra={"peer": self._peer, "heartbeats": SILENT_HEARTBEATS_MAX})
         self.is_silent = True
         self.end()
-
-
-@contextmanager
-def _ended_link() -> Iterator[None]:
-    try:
-        yield
-    except OSError as error:
-        raise LinkEndedError from error
 
 
 def _error_in(message: Message) -> DstlError:

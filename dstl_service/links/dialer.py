@@ -11,6 +11,7 @@ import asyncio
 import logging
 from contextlib import suppress
 from dataclasses import dataclass, field
+from functools import partial
 
 from dstl_service.links.certificates import pinned_context
 from dstl_service.links.connection import LinkConnection, LinkEndedError, LinkStreams, read_message
@@ -163,10 +164,7 @@ class LinkDialer:
             except BaseException:
                 writer.transport.abort()
                 raise
-
-        async def answer(body: Message) -> Message:
-            return await self._answer(job, body)
-
+        answer = partial(self._answer, job)
         return LinkConnection(LinkStreams(reader, writer, decoder), answer, FrameRoom(self._room, job))
 
     async def _until_unused(self, connection: LinkConnection, link: _Link) -> None:

@@ -123,12 +123,7 @@ def file_key(
 
 def matches_key(key: str, data: bytes) -> bool:
     """Return whether bytes match the checksum in an object's key; true for keys without one. Table files have one."""
-    return not is_named_by_content(key) or matches_checksum(key, checksum128(data))
-
-
-def is_named_by_content(key: str) -> bool:
-    """Return whether an object's key holds a checksum of its bytes: the object is a table's file."""
-    return _FILE_KEY.search(key) is not None
+    return size_in_key(key) is None or matches_checksum(key, checksum128(data))
 
 
 def size_in_key(key: str) -> int | None:

@@ -87,13 +87,12 @@ class CheckpointCandidate(CheckpointHeader):
     @classmethod
     def of_manifest(cls, manifest: Manifest) -> CheckpointCandidate:
         """Return the candidate of a manifest."""
-        is_start = manifest.starts_chain
         return cls(
             id=manifest.id,
             stored_as="",
             created_ms=manifest.created_ms,
             sets=tuple(NotedSet(handle.entry.id, handle.entry.checksum) for handle in manifest.segments),
-            start=StateView(manifest.materializations, list(manifest.earlier)) if is_start else None,
+            start=StateView(manifest.materializations, list(manifest.earlier)) if manifest.starts_chain else None,
             manifest=manifest,
             note=manifest.note,
             **header_of(manifest),
@@ -274,11 +273,7 @@ def describe_missing(noted: NotedSet) -> str:
     )
 
 
-def _ends_chain(manifest: Manifest) -> bool:
-    return manifest.starts_chain
-
-
-def _is_restorable(registry: Registry, newest: Manifest) -> bool:
+def is_restorable(registry: Registry, newest: Manifest) -> bool:
     """Return whether the newest checkpoint's manifests are all sound."""
     if registry.newest != newest:
         return False

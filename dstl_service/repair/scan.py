@@ -69,7 +69,7 @@ class Registry:
     @property
     def checkpoints(self) -> list[Manifest]:
         """All manifests but fences, by place."""
-        return [self.manifests[place] for place in sorted(self.manifests) if not self._is_fence(place)]
+        return [self.manifests[place] for place in sorted(self.manifests) if not self.manifests[place].is_fence]
 
     @property
     def newest(self) -> Manifest | None:
@@ -126,9 +126,6 @@ class Registry:
             except CorruptDataError as error:
                 found.append(error.message)
         return found
-
-    def _is_fence(self, place: tuple[int, int]) -> bool:
-        return self.manifests[place].is_fence
 
 
 def read_registry(store: ObjectStore, job: str, life_min: int = 0) -> Registry:

@@ -59,17 +59,12 @@ class Endable(Protocol):
 class Connection(Endable, Protocol):
     """A connection as `Connections` sees it."""
 
-    @property
-    def phase(self) -> Phase:
-        """The next message of its client."""
-
-    @property
-    def heads(self) -> int:
-        """Number of request heads received in full."""
-
-    @property
-    def body_bytes(self) -> int:
-        """Received bytes of the current body."""
+    phase: Phase
+    """The next message of its client."""
+    heads: int
+    """Number of request heads received in full."""
+    body_bytes: int
+    """Received bytes of the current body."""
 
     @property
     def is_held_back(self) -> bool:

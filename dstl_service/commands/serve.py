@@ -15,7 +15,7 @@ from dstl_service.commands.common import settings_of
 from dstl_service.composition import Parts
 from dstl_service.http.connections import Bounds, Connections, connections_within
 from dstl_service.http.http_protocol import protocol_of
-from dstl_service.http.listening import ListenAddress, describe, open_listener
+from dstl_service.http.listening import describe, open_listener
 from dstl_service.http.shutdown import StoppingServer
 from dstl_service.process.logs import LogLimiter, configure_logging
 from dstl_service.process.memory import freeze_heap, reuse_freed_memory
@@ -31,7 +31,7 @@ def serve(options: argparse.Namespace) -> int:
     reuse_freed_memory()
     app = create_app(settings, open_store(settings.storage, **settings.store_options()))
     freeze_heap()
-    listener = open_listener(ListenAddress(settings.socket_path, settings.host, settings.port, settings.trust))
+    listener = open_listener(settings.socket_path, settings.host, settings.port, settings.trust)
     tls = settings.tls
     if settings.socket_path is None:
         sys.stdout.write(f"listening on {describe(listener, tls=tls.certificate_file is not None)}\n")

@@ -67,7 +67,7 @@ def create_app(
             opened,
             clock,
             unique,
-            PeerClient(access.own, settings.peer_timeout_s, tls=client_context(settings.tls, clock)),
+            PeerClient(access.own, settings.peer_timeout_s, client_context(settings.tls, clock)),
         )
         parts.announcement.begin()
         idle = app.state.idle = IdleWatch(

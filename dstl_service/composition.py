@@ -81,7 +81,7 @@ class Parts:
         notes: Parses the notes in requests.
         upload_threads: Run upload attempts.
         downloads: Downloads of immutable objects, on disk.
-        probe: Tries whether the storage can be written.
+        probe: Writes and deletes an object at most once a second; raises what to do if the storage cannot be written.
     """
 
     service_id: str
@@ -109,15 +109,6 @@ class Parts:
     def is_busy(self) -> bool:
         """Say whether background work runs, or another host may need this process."""
         return self.materializer.is_busy or self.background_work.is_busy or self.links.is_linked
-
-    async def check_storage(self) -> None:
-        """
-        Write and delete a probe object, at most once a second.
-
-        Raises:
-            DstlError: The storage cannot be written; the message says what to do.
-        """
-        await self.probe.ask()
 
     async def close(self) -> None:
         """Stop, wait for uploads within their share of `shutdown_timeout_s`, and release the threads."""

@@ -113,10 +113,6 @@ class BackgroundWork:
         """Return the maintenance of a job."""
         return self._work_of(job).maintenance
 
-    def collector_of(self, job: ActiveJob) -> asyncio.Task[None] | None:
-        """Return the task that collects a job's garbage, or None if it has had none."""
-        return self._work_of(job).collector
-
     def close(self) -> None:
         """Stop; a later process repeats unfinished work."""
         for care in self._by_job.values():

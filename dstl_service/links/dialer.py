@@ -17,7 +17,7 @@ from dstl_service.links.certificates import pinned_context
 from dstl_service.links.connection import LinkConnection, LinkEndedError, LinkStreams, read_message
 from dstl_service.links.frames import FrameDecoder, FrameError, Message, encode_frame
 from dstl_service.links.hub import AnswerOfJob
-from dstl_service.links.room import FrameRoom, LinkRoom
+from dstl_service.links.room import LinkRoom
 from dstl_service.wire import LinkAddress, Linked
 from storage.errors import UnavailableError
 
@@ -165,7 +165,7 @@ class LinkDialer:
                 writer.transport.abort()
                 raise
         answer = partial(self._answer, job)
-        return LinkConnection(LinkStreams(reader, writer, decoder), answer, FrameRoom(self._room, job))
+        return LinkConnection(LinkStreams(reader, writer, decoder), answer, self._room, job)
 
     async def _until_unused(self, connection: LinkConnection, link: _Link) -> None:
         """Serve the connection until it ends or no task has asked for it for long."""

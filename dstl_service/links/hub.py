@@ -20,7 +20,7 @@ from functools import partial
 from dstl_service.links.certificates import make_server_context
 from dstl_service.links.connection import LinkConnection, LinkEndedError, LinkStreams, read_message
 from dstl_service.links.frames import FrameDecoder, FrameError, Message, encode_frame
-from dstl_service.links.room import FrameRoom, LinkRoom
+from dstl_service.links.room import LinkRoom
 from dstl_service.wire import LinkAddress, OpenLinks
 from storage.clock import new_secret
 from storage.errors import DstlError, InvalidInputError, LostChangesError
@@ -267,9 +267,7 @@ class LinkHub:
         streams.writer.write(encode_frame({"service_id": self.service_id}))
         host = known.hosts.setdefault(service_id, _Host())
         host.address = address
-        await self._keep(
-            job, known, service_id, LinkConnection(streams, partial(self._answer, job), FrameRoom(self._room, job))
-        )
+        await self._keep(job, known, service_id, LinkConnection(streams, partial(self._answer, job), self._room, job))
 
     async def _keep(self, name: str, job: _Job, service_id: str, connection: LinkConnection) -> None:
         host = job.hosts[service_id]

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator
-from contextlib import AbstractAsyncContextManager, asynccontextmanager
+from contextlib import asynccontextmanager
 
 from dstl_service.links.frames import FRAME_BYTES_MAX
 from dstl_service.process.fair_slots import FairSlots
@@ -41,40 +41,3 @@ class LinkRoom(SharedRoom):
             begun_s = loop.time()
             yield
             await asyncio.sleep(loop.time() - begun_s)
-
-
-class FrameRoom:
-    """
-    The room of one link.
-
-    Args:
-        room: The room of all links.
-        job: The link's job.
-    """
-
-    def __init__(self, room: LinkRoom, job: str) -> None:
-        self._room = room
-        self._job = job
-        self._incomplete_bytes = 0
-
-    def hold_incomplete(self, size_bytes: int) -> bool:
-        """Hold this many bytes for the incomplete frame, instead of those before; say whether there is room."""
-        more = size_bytes - self._incomplete_bytes
-        if more > 0 and not self._room.take(self._job, more):
-            return False
-        if more < 0:
-            self._room.give_back(self._job, -more)
-        self._incomplete_bytes = size_bytes
-        return True
-
-    def turn(self) -> AbstractAsyncContextManager[None]:
-        """See `LinkRoom.turn`."""
-        return self._room.turn(self._job)
-
-    def take(self, size_bytes: int) -> bool:
-        """Hold bytes until `give_back`; say whether there is room for them."""
-        return self._room.take(self._job, size_bytes)
-
-    def give_back(self, size_bytes: int) -> None:
-        """Hold fewer bytes."""
-        self._room.give_back(self._job, size_bytes)

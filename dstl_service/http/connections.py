@@ -23,6 +23,7 @@ from itertools import islice
 from typing import Any, Protocol, TypeVar
 
 from dstl_service.process.logs import LogLimiter
+from dstl_service.settings import HttpSettings
 
 TICK_S = 1.0
 UNREAD_S = 600.0
@@ -97,16 +98,6 @@ def connections_within(connections_max: int) -> int:
     return min(connections_max, max(1, open_files_max() // 2))
 
 
-@dataclass(frozen=True, slots=True)
-class Bounds:
-    """See `dstl_service.settings.HttpSettings`."""
-
-    connections_max: int
-    head_timeout_s: float
-    body_grace_s: float
-    body_bytes_per_s_min: int
-
-
 @dataclass(slots=True)
 class _Waited:
     """
@@ -131,7 +122,7 @@ class Connections:
         refusals: Limits log lines about clients.
     """
 
-    def __init__(self, bounds: Bounds, refusals: LogLimiter) -> None:
+    def __init__(self, bounds: HttpSettings, refusals: LogLimiter) -> None:
         self._bounds = bounds
         self._refusals = refusals
         self._waited: dict[Connection, _Waited] = {}

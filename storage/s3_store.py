@@ -265,19 +265,19 @@ class S3Store:
             raise InvalidInputError(f"cannot {verb} {self.url}: set the option region, or AWS_REGION") from error
         except (*_CONNECTION_ERRORS, OSError) as error:
             # Refused, reset and silent connections, and truncated or damaged answers.
-            cause = type(error).__name__
             raise UnavailableError(
                 f"cannot {verb} {key or self.url}: the connection to {self._client.meta.endpoint_url} failed; check "
                 "the endpoint and the network",
                 key=key,
                 store=self.url,
-                cause=cause,
+                cause=type(error).__name__,
             ) from error
         except boto.BotoCoreError as error:
             if verb == _OPEN:  # no request yet: what boto3 reads on this host is wrong
                 raise InvalidInputError(f"cannot open {self.url}: {error}; check AWS_PROFILE and ~/.aws") from error
-            cause = type(error).__name__
-            raise InternalError(f"cannot {verb} {key}: unexpected error of botocore", key=key, cause=cause) from error
+            raise InternalError(
+                f"cannot {verb} {key}: unexpected error of botocore", key=key, cause=type(error).__name__
+            ) from error
         except ValueError as error:
             # botocore checks endpoint URLs with bare ValueErrors.
             if isinstance(error, DstlError):

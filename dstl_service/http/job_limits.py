@@ -74,12 +74,8 @@ class BodyRoom:
     def __init__(self, app: ASGIApp, bytes_max: int) -> None:
         self._app = app
         # Nothing is reserved for newcomers: a share of bytes can be arbitrarily small.
-        self._room = SharedRoom(Shares(bytes_max, 1, 0))
-
-    @property
-    def held_bytes(self) -> int:
-        """Bytes held by incomplete bodies."""
-        return self._room.held
+        self.room = SharedRoom(Shares(bytes_max, 1, 0))
+        """What the bodies of each job hold, in bytes."""
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Pass the request on."""
@@ -90,14 +86,14 @@ class BodyRoom:
 
         def let_go() -> None:
             nonlocal held_bytes
-            self._room.give_back(job, held_bytes)
+            self.room.give_back(job, held_bytes)
             held_bytes = 0
 
         async def receive_counted() -> Message:
             nonlocal held_bytes
             message = await receive()
             size_bytes = len(message.get("body", b""))
-            if not self._room.take(job, size_bytes):
+            if not self.room.take(job, size_bytes):
                 raise HTTPException(429, "too many bytes of other requests are arriving; send it again", CLOSE)
             held_bytes += size_bytes
             if not message.get("more_body", False):
@@ -124,12 +120,8 @@ class AnswerRoom:
 
     def __init__(self, app: ASGIApp, bytes_max: int = ANSWERS_BYTES_MAX) -> None:
         self._app = app
-        self._room = SharedRoom(Shares(bytes_max, 1, 0))
-
-    @property
-    def held_bytes(self) -> int:
-        """Bytes held by answers."""
-        return self._room.held
+        self.room = SharedRoom(Shares(bytes_max, 1, 0))
+        """What the answers of each job hold, in bytes."""
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Pass the request on."""
@@ -160,7 +152,7 @@ class AnswerRoom:
             await send(message)
             return
         job = job_of(scope["path"])
-        if not self._room.take(job, len(body)):
+        if not self.room.take(job, len(body)):
             error = OverloadedError("too many bytes of other answers wait for their clients; ask again")
             log_refusal(scope, error)
             await error_response(error)(scope, receive, send)
@@ -172,7 +164,7 @@ class AnswerRoom:
                 await asyncio.sleep(0)  # the piece is written, so that the next one waits until this one is taken
             await send({**message, "body": b""})
         finally:
-            self._room.give_back(job, len(body))
+            self.room.give_back(job, len(body))
 
 
 def _is_large(scope: Scope) -> bool:

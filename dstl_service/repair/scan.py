@@ -99,15 +99,14 @@ class Registry:
         while step is not None:
             yield step
             is_known = is_known or step.starts_chain
-            base = step.base
-            step = None
+            base, step = step.base, None
             if base is not None:
-                step = self.manifests.get((base.id, base.generation))
-                if step is None or step.uid != base.uid or step.is_fence:
-                    if not is_known:
-                        key = manifest_key(self.folder, base.id, base.generation)
-                        raise CorruptDataError(f"manifest {key} is missing, which the newest checkpoint builds on")
-                    step = None
+                found = self.manifests.get((base.id, base.generation))
+                if found is not None and found.uid == base.uid and not found.is_fence:
+                    step = found
+                elif not is_known:
+                    key = manifest_key(self.folder, base.id, base.generation)
+                    raise CorruptDataError(f"manifest {key} is missing, which the newest checkpoint builds on")
 
     def problems(self) -> list[str]:
         """Return the problems, each with the object's name; empty for a sound registry."""

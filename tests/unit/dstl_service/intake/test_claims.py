@@ -203,8 +203,8 @@ class TestEpochs:
         """While the store is slow, claims about one job wait for each other, and another job opens."""
         store = SlowLooks()
         with service(store, io_threads=2) as life:
-            admit = life.parts.intake.admit
-            claims = [life.portal.start_task_soon(admit, set_id(0, epoch, job="slow")) for epoch in range(1, 20)]
+            owned = life.parts.jobs.owned
+            claims = [life.portal.start_task_soon(owned, "slow", epoch) for epoch in range(1, 20)]
             try:
                 assert store.asked.wait(60)
                 life.open()

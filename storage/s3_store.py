@@ -13,6 +13,7 @@ import os
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import closing, contextmanager, suppress
 from itertools import islice
+from pathlib import Path
 from typing import Any
 
 import boto3
@@ -315,8 +316,7 @@ def _encryption(
 def _customer_key(path: os.PathLike[str]) -> dict[str, Any]:
     """Return the parameters of SSE-C with the key of a file; botocore adds the key's checksum."""
     try:
-        with open(path, encoding="ascii") as file:
-            key = base64.b64decode(file.read().strip(), validate=True)
+        key = base64.b64decode(Path(path).read_text("ascii").strip(), validate=True)
     except (OSError, ValueError):
         key = b""
     if len(key) != _CUSTOMER_KEY_BYTES:

@@ -100,11 +100,9 @@ class LinkDialer:
             DstlError: The coordinator's error.
         """
         link = self._links.get(job)
-        try:
+        with suppress(LinkEndedError):
             if link is not None and link.connection is not None:
                 return await link.connection.request(body)
-        except LinkEndedError:
-            pass
         raise UnavailableError(f"the link to the coordinator of job {job!r} has ended; ask again", job=job)
 
     @property

@@ -15,7 +15,7 @@ import socket
 import ssl
 import threading
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import asdict
 from urllib.parse import urlsplit
 
@@ -122,10 +122,8 @@ def _ended_after(timeout_s: float, connection: socket.socket) -> Iterator[None]:
     """Shut a connection down after a total time; a socket's own time-out restarts with every byte."""
 
     def end() -> None:
-        try:
+        with suppress(OSError):
             socket.socket.shutdown(connection, socket.SHUT_RDWR)  # bypasses TLS, whose shutdown may block
-        except OSError:
-            return
 
     timer = threading.Timer(timeout_s, end)
     timer.daemon = True

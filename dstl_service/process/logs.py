@@ -76,9 +76,6 @@ class RotatingLog(RotatingFileHandler):
     rotated file open.
     """
 
-    def __init__(self, path: Path, bytes_max: int) -> None:
-        super().__init__(path, maxBytes=bytes_max, backupCount=_FILES_KEPT, encoding="utf-8")
-
     def _open(self) -> TextIOWrapper:
         stream = super()._open()
         os.dup2(stream.fileno(), _STDERR)
@@ -93,7 +90,9 @@ def configure_logging(level: str = "INFO", file: Path | None = None, file_bytes_
         InvalidInputError: The file cannot be written.
     """
     try:
-        handler: logging.Handler = logging.StreamHandler() if file is None else RotatingLog(file, file_bytes_max)
+        handler: logging.Handler = logging.StreamHandler()
+        if file is not None:
+            handler = RotatingLog(file, maxBytes=file_bytes_max, backupCount=_FILES_KEPT, encoding="utf-8")
     except OSError as error:
         raise InvalidInputError(
             f"log_file {file} cannot be written: {error.strerror}; check the path and its permissions"

@@ -180,13 +180,13 @@ class LifeFolder:
     """
     The registry folder of one life: the life current at the first access, and never another.
 
-    A process must cache and delete within one life; another life needs another instance.
+    A process must cache and delete within one life; another life needs another instance. With `life` it is that one.
     """
 
-    def __init__(self, store: ObjectStore, job: str) -> None:
+    def __init__(self, store: ObjectStore, job: str, life: int | None = None) -> None:
         self.job = job
         self._lives = Lives(store, job)
-        self._life: int | None = None
+        self._life = life
 
     @property
     def life(self) -> int:

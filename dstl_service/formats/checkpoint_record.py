@@ -23,6 +23,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from dstl_service.formats.checkpoint_header import CheckpointHeader, header_of
+from dstl_service.formats.checksummed_json import reading
 from dstl_service.formats.fork_origin import origin_from_json, origin_to_json
 from dstl_service.formats.manifest import (
     Manifest,
@@ -36,7 +37,7 @@ from dstl_service.formats.manifest import (
 from dstl_service.process.memory import without_collections
 from dstl_service.wire import NOTE_OPERATOR, ChangeSetRef, CheckpointRef, CompleteRequest, ForkOrigin
 from storage.checksum import BytesLike
-from storage.errors import CorruptDataError, DstlError, InvalidInputError, NewerFormatError
+from storage.errors import CorruptDataError, InvalidInputError, NewerFormatError
 from storage.key_groups import KeyGroupRange
 from storage.model import ChangeSetId, MaterializationHandle, Segment, SegmentHandle, Writer
 from storage.stored_json import whole_number
@@ -178,15 +179,10 @@ def decode_record(data: BytesLike, source: str) -> CheckpointRecord:
         NewerFormatError: A newer version wrote it; names `source`, and says what to do.
         CorruptDataError: `data` is not a note; names `source`.
     """
-    try:
-        with without_collections():
-            document = json.loads(bytes(data), parse_int=_as_int)
-            NewerFormatError.check(f"the note in {source}", document["format"], FORMAT, source=source)
-            return _from_json(document)
-    except NewerFormatError:
-        raise
-    except (ValueError, LookupError, TypeError, AttributeError, RecursionError, DstlError) as error:
-        raise CorruptDataError(f"the note in {source} cannot be read: {error}", source=source) from error
+    with reading(f"the note in {source}", source=source), without_collections():
+        document = json.loads(bytes(data), parse_int=_as_int)
+        NewerFormatError.check(f"the note in {source}", document["format"], FORMAT, source=source)
+        return _from_json(document)
 
 
 def read_record(job: str, text: str) -> CheckpointRecord:

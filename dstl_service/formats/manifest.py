@@ -16,11 +16,11 @@ from dataclasses import asdict, dataclass, replace
 from typing import Any
 
 from dstl_service.formats.checkpoint_header import CheckpointHeader
-from dstl_service.formats.checksummed_json import seal, unseal
+from dstl_service.formats.checksummed_json import reading, seal, unseal
 from dstl_service.formats.fork_origin import held_for_from_json, origin_from_json, origin_to_json
 from dstl_service.formats.under_way import NOTHING, UnderWay
 from dstl_service.wire import CheckpointInfo, CheckpointRef, OperatorInfo, RowsSetAside, StateInfo
-from storage.errors import CorruptDataError, DstlError, NewerFormatError
+from storage.errors import CorruptDataError
 from storage.key_groups import KeyGroupRange
 from storage.model import MaterializationHandle, SegmentEntry, SegmentHandle
 from storage.stored_json import text_of, whole_number
@@ -104,12 +104,8 @@ def decode_manifest(data: bytes, object_key: str) -> Manifest:
         NewerFormatError: A newer version wrote it; names the object, and says what to do.
         CorruptDataError: The object is damaged; names the object.
     """
-    try:
+    with reading(f"manifest {object_key}", object_key=object_key):
         return _from_dict(unseal("manifest", data, FORMAT, object_key))
-    except NewerFormatError:
-        raise
-    except (ValueError, LookupError, TypeError, AttributeError, DstlError) as error:
-        raise CorruptDataError(f"manifest {object_key} cannot be read: {error}", object_key=object_key) from error
 
 
 def is_complete_due(checkpoint_id: int) -> bool:

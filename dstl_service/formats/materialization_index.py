@@ -15,10 +15,10 @@ import re
 from dataclasses import dataclass
 from typing import Any
 
-from dstl_service.formats.checksummed_json import seal, unseal
+from dstl_service.formats.checksummed_json import reading, seal, unseal
 from dstl_service.wire import CheckpointRef
 from storage.checksum import checksum128
-from storage.errors import CorruptDataError, DstlError, InvalidInputError, NewerFormatError, NotFoundError
+from storage.errors import CorruptDataError, InvalidInputError, NotFoundError
 from storage.key_groups import KeyGroupRange
 from storage.model import MaterializationHandle
 from storage.object_store import ObjectReader
@@ -164,14 +164,8 @@ def decode_index(data: bytes, object_key: str) -> MaterializationIndex:
         NewerFormatError: A newer version wrote it; names the object, and says what to do.
         CorruptDataError: The object is damaged; names the object.
     """
-    try:
+    with reading(f"materialization index {object_key}", object_key=object_key):
         return _from_dict(unseal("materialization", data, FORMAT, object_key))
-    except NewerFormatError:
-        raise
-    except (ValueError, LookupError, TypeError, DstlError) as error:
-        raise CorruptDataError(
-            f"materialization index {object_key} cannot be read: {error}", object_key=object_key
-        ) from error
 
 
 def read_index(store: ObjectReader, handle: MaterializationHandle) -> MaterializationIndex:

@@ -323,4 +323,4 @@ class JobStore(ForkedJob):
 
 
 def _branch_of(base: CheckpointRef | None) -> int:
-    return Place.of(base.id, base.generation).branch if base is not None else 0
+    return base.branch if base is not None else 0

@@ -29,7 +29,7 @@ from dstl_service.http.routes.fast_path import FastPath
 from dstl_service.http.shutdown import ShutdownMiddleware
 from dstl_service.peers.client import PeerClient
 from dstl_service.process.idle import IdleWatch
-from dstl_service.process.logs import LogLimiter, LogLimiters
+from dstl_service.process.logs import LogLimiter, log_limiters
 from dstl_service.settings import ServiceSettings
 from storage.clock import Clock, IdSource, SystemClock, SystemIds
 from storage.object_store import ObjectStore
@@ -58,7 +58,7 @@ def create_app(
     async def lifespan(app: FastAPI) -> AsyncIterator[None]:
         app.state.settings = settings
         app.state.overloads, app.state.mistakes, app.state.excesses = (LogLimiter(clock) for _ in range(3))
-        app.state.refusals = LogLimiters(clock)
+        app.state.refusals = log_limiters(clock)
         opened = store or open_store(settings.storage, **settings.store_options())
         unique = ids or SystemIds()
         record = app.state.record = RecordWriter(AuditTrail(opened, clock, unique))
@@ -67,7 +67,7 @@ def create_app(
             opened,
             clock,
             unique,
-            PeerClient(access.own, settings.peer_timeout_s, tls=client_context(settings.tls, clock)),
+            PeerClient(access.own, settings.peer_timeout_s, client_context(settings.tls, clock)),
         )
         parts.announcement.begin()
         idle = app.state.idle = IdleWatch(

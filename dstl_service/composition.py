@@ -11,11 +11,11 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import Any, TypeVar, TypeVarTuple
+from typing import TypeVar, TypeVarTuple
 
 from dstl_service.checkpoints.catalog import Catalog
 from dstl_service.checkpoints.checkpointer import Checkpointer
-from dstl_service.checkpoints.fork import ForkReport, fork_job
+from dstl_service.checkpoints.fork import fork_job
 from dstl_service.checkpoints.job_opener import JobOpener
 from dstl_service.checkpoints.requested_parallelism import RequestedParallelism
 from dstl_service.collection.background_work import BackgroundWork
@@ -40,7 +40,6 @@ from dstl_service.peers.client import PeerClient
 from dstl_service.process.fair_slots import FairSlots
 from dstl_service.process.job_threads import NO_JOB, JobThreads, RunInThread
 from dstl_service.process.shared_check import SharedCheck
-from dstl_service.registry.job_store import JobStore
 from dstl_service.restore.download_cache import DownloadCache
 from dstl_service.restore.read_ahead import ReadAhead
 from dstl_service.restore.segment_cache import SegmentCache
@@ -81,7 +80,7 @@ class Parts:
         notes: Parses the notes in requests.
         upload_threads: Run upload attempts.
         downloads: Downloads of immutable objects, on disk.
-        probe: Tries whether the storage can be written.
+        probe: Writes and deletes an object at most once a second; raises what to do if the storage cannot be written.
     """
 
     service_id: str
@@ -109,15 +108,6 @@ class Parts:
     def is_busy(self) -> bool:
         """Say whether background work runs, or another host may need this process."""
         return self.materializer.is_busy or self.background_work.is_busy or self.links.is_linked
-
-    async def check_storage(self) -> None:
-        """
-        Write and delete a probe object, at most once a second.
-
-        Raises:
-            DstlError: The storage cannot be written; the message says what to do.
-        """
-        await self.probe.ask()
 
     async def close(self) -> None:
         """Stop, wait for uploads within their share of `shutdown_timeout_s`, and release the threads."""
@@ -207,11 +197,7 @@ def compose(settings: ServiceSettings, store: ObjectStore, clock: Clock, ids: Id
         settings.background_work, jobs, store, compactor, deletions, clock, ids, metrics.background_work, in_thread
     )
     wanted = RequestedParallelism(in_thread, clock)
-    retained = settings.retention.checkpoints_max
-
-    def fork(parent: JobStore, job: str, name: str, **at: Any) -> ForkReport:
-        return fork_job(store, parent, job, name, clock, ids, checkpoints_max=retained, **at)
-
+    fork = partial(fork_job, store, clock=clock, ids=ids, checkpoints_max=settings.retention.checkpoints_max)
     return Parts(
         service_id=service_id,
         metrics=metrics,

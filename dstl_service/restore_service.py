@@ -25,7 +25,6 @@ from dstl_service.restore.plan import (
     plan_restore,
     plan_step,
     read_handles,
-    read_plan,
     read_snapshots,
 )
 from dstl_service.restore.progress import RestoreProgress
@@ -163,7 +162,7 @@ class RestoreService:
     def payloads(self, plan: RestorePlan, at_hand: Payloads | None = None, *, is_for_task: bool = True) -> Payloads:
         """Yield a plan's payloads: those at hand, or those that are read, which blocks."""
         started_ms = self._clock.monotonic_ms()
-        yield from read_plan(plan, self._downloads, self._cache, self._ahead) if at_hand is None else at_hand
+        yield from read_handles(plan.handles, self._downloads, self._cache, self._ahead) if at_hand is None else at_hand
         if not is_for_task:
             return
         # The client takes a payload about when it has applied the one before, so this measures its replay.

@@ -88,12 +88,15 @@ def in_columns(changes: Iterable[tuple[bytes, bytes | None]]) -> Iterator[Change
 
 def encode_change_set(changes: Mapping[bytes, bytes | None]) -> bytes:
     """Return the payload of a segment; one without any key says that nothing exists, if it is a base."""
-    return _encode(ChangeColumns.of(changes))
+    return encode_columns(ChangeColumns.of(changes))
 
 
 def encode_columns(changes: ChangeColumns, compression: Compression = "zstd") -> bytes:
     """Return the payload of a segment with these columns."""
-    return _encode(changes, compression)
+    payload = _encoded(changes, compression)
+    if compression is not None and changes.keys.nbytes + changes.values.nbytes > _decoded_bytes_max(payload) // 2:
+        return _encoded(changes, None)  # compressed so well that a reader would refuse it
+    return payload
 
 
 def decode_change_set(payload: BytesLike, source: str) -> Iterable[tuple[bytes, bytes | None]]:
@@ -149,7 +152,8 @@ def merge_change_sets(
     for number, (payload, source, key_groups) in enumerate(sets):
         table = _decode(payload, source)
         for owned in key_groups:
-            part = _slice(table, owned)
+            begin, end = _rows_of(table.column(0), owned)
+            part = table.slice(begin, end - begin)
             parts.append(part.append_column("order", pa.array(np.full(part.num_rows, number, np.int32))))
     if not parts:
         return
@@ -171,7 +175,7 @@ def merge_change_sets(
 def _encode_in_pieces(table: pa.Table, size_bytes_max: int) -> Iterator[tuple[bytes, int]]:
     for begin, end in _parts(table.columns[:2], size_bytes_max):
         piece = table.slice(begin, end - begin).select([0, 1]).cast(SCHEMA).combine_chunks()
-        yield _encode(ChangeColumns(*(column.chunk(0) for column in piece.columns))), end - begin
+        yield encode_columns(ChangeColumns(*(column.chunk(0) for column in piece.columns))), end - begin
 
 
 def _parts(columns: Sequence[pa.Array | pa.ChunkedArray], size_bytes: int) -> Iterator[tuple[int, int]]:
@@ -182,23 +186,11 @@ def _parts(columns: Sequence[pa.Array | pa.ChunkedArray], size_bytes: int) -> It
         yield from pairwise([0, *(np.flatnonzero(np.diff(part_of)) + 1).tolist(), len(sizes)])
 
 
-def _slice(table: pa.Table, key_groups: KeyGroupRange) -> pa.Table:
-    begin, end = _rows_of(table.column(0), key_groups)
-    return table.slice(begin, end - begin)
-
-
 def _rows_of(keys: pa.Array | pa.ChunkedArray, key_groups: KeyGroupRange) -> tuple[int, int]:
     """Return begin and end of the rows of these key groups; they are adjacent, because the rows are sorted."""
     begin = bisect_left(range(len(keys)), struct.pack(">H", key_groups.first), key=lambda row: keys[row].as_py())
     end = struct.pack(">H", key_groups.last + 1)
     return begin, bisect_left(range(len(keys)), end, lo=begin, key=lambda row: keys[row].as_py())
-
-
-def _encode(columns: ChangeColumns, compression: Compression = "zstd") -> bytes:
-    payload = _encoded(columns, compression)
-    if compression is not None and columns.keys.nbytes + columns.values.nbytes > _decoded_bytes_max(payload) // 2:
-        return _encoded(columns, None)  # compressed so well that a reader would refuse it
-    return payload
 
 
 def _encoded(columns: ChangeColumns, compression: Compression) -> bytes:

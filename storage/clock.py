@@ -21,11 +21,9 @@ class Clock(Protocol):
 
     def now_ms(self) -> int:
         """Return the time since 1970-01-01 UTC. May jump, also backwards; compare it only with stored times."""
-        ...
 
     def monotonic_ms(self) -> int:
         """Return a time that never goes backwards, from an arbitrary start. For delays and timeouts."""
-        ...
 
 
 class IdSource(Protocol):
@@ -33,7 +31,6 @@ class IdSource(Protocol):
 
     def unique_id(self) -> str:
         """Return a new id of 32 characters of [0-9a-f]; ids of one source ascend, ids of all sources sort by time."""
-        ...
 
 
 def new_secret() -> str:

@@ -101,13 +101,8 @@ class MemoryStore:
 
 
 _shared: dict[str, MemoryStore] = {}
-_shared_lock = threading.Lock()
 
 
 def shared_memory_store(name: str) -> MemoryStore:
     """Return the store of this name; all callers of this process get the same one."""
-    with _shared_lock:
-        store = _shared.get(name)
-        if store is None:
-            store = _shared[name] = MemoryStore(name)
-        return store
+    return _shared.setdefault(name, MemoryStore(name))

@@ -53,11 +53,9 @@ class ObjectReader(Protocol):
     @property
     def url(self) -> str:
         """The URL with which `open_store` opens this store. Contains no secret."""
-        ...
 
     def get(self, key: str) -> bytes:
         """Return all bytes of an object; `NotFoundError` if it does not exist."""
-        ...
 
     def get_range(self, key: str, offset: int, size: int) -> bytes:
         """
@@ -67,11 +65,9 @@ class ObjectReader(Protocol):
             NotFoundError: The object does not exist.
             CorruptDataError: The object is too short for the range.
         """
-        ...
 
     def head(self, key: str) -> ObjectInfo:
         """Describe an object without reading it; `NotFoundError` if it does not exist."""
-        ...
 
 
 class ObjectStore(ObjectReader, Protocol):
@@ -91,7 +87,6 @@ class ObjectStore(ObjectReader, Protocol):
             ConflictError: `if_absent`, and the object exists with other bytes.
             UnavailableError: Not written, or not known to be written; the same call may be repeated.
         """
-        ...
 
     def list(self, prefix: str, *, start_after: str = "") -> Iterator[ObjectInfo]:
         """
@@ -101,11 +96,9 @@ class ObjectStore(ObjectReader, Protocol):
             prefix: Any beginning of a key, also "" or part of a name.
             start_after: Only keys greater than this one.
         """
-        ...
 
     def delete(self, keys: Iterable[str]) -> None:
         """Delete objects; missing keys are ignored. After an error some may be deleted; repeat the call."""
-        ...
 
     def check_writable(self) -> None:
         """
@@ -115,11 +108,9 @@ class ObjectStore(ObjectReader, Protocol):
             UnavailableError: An operation fails; names the remedy.
             InvalidInputError: The store is set up in a way that could lose data; names the remedy.
         """
-        ...
 
     def close(self) -> None:
         """Release connections. Idempotent; other calls may then raise `ClosedError`."""
-        ...
 
 
 def validate_key(key: str) -> str:

@@ -120,7 +120,18 @@ def make_private(path: str | os.PathLike[str]) -> None:
         FileNotFoundError: It is removed as often as it is made.
         OSError: It cannot be made; FileExistsError: something else is there.
     """
-    _make(Path(os.path.abspath(path)))
+    folder = Path(os.path.abspath(path))
+    for _ in range(_TRIES_MAX):  # again if another process removes it meanwhile: only empty folders are removed
+        try:
+            os.mkdir(folder, 0o700)
+        except FileExistsError:
+            if _is_folder(folder):
+                return
+        except FileNotFoundError:
+            make_private(folder.parent)
+        else:
+            return
+    raise FileNotFoundError(errno.ENOENT, "no folder can be made there, or it is removed again and again", str(folder))
 
 
 def open_lock(path: str | os.PathLike[str], flags: int = os.O_CREAT) -> int:
@@ -136,21 +147,6 @@ def open_lock(path: str | os.PathLike[str], flags: int = os.O_CREAT) -> int:
         os.close(lock)
         raise PermissionError(f"{os.fspath(path)} is not a regular file of this user")
     return lock
-
-
-def _make(path: Path) -> None:
-    """Make a folder, again if another process removes it meanwhile: only empty folders are removed."""
-    for _ in range(_TRIES_MAX):
-        try:
-            os.mkdir(path, 0o700)
-        except FileExistsError:
-            if _is_folder(path):
-                return
-        except FileNotFoundError:
-            _make(path.parent)
-        else:
-            return
-    raise FileNotFoundError(errno.ENOENT, "no folder can be made there, or it is removed again and again", str(path))
 
 
 def _is_folder(path: Path) -> bool:

@@ -13,6 +13,7 @@ import os
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import closing, contextmanager, suppress
 from itertools import islice
+from pathlib import Path
 from typing import Any
 
 import boto3
@@ -265,19 +266,19 @@ class S3Store:
             raise InvalidInputError(f"cannot {verb} {self.url}: set the option region, or AWS_REGION") from error
         except (*_CONNECTION_ERRORS, OSError) as error:
             # Refused, reset and silent connections, and truncated or damaged answers.
-            cause = type(error).__name__
             raise UnavailableError(
                 f"cannot {verb} {key or self.url}: the connection to {self._client.meta.endpoint_url} failed; check "
                 "the endpoint and the network",
                 key=key,
                 store=self.url,
-                cause=cause,
+                cause=type(error).__name__,
             ) from error
         except boto.BotoCoreError as error:
             if verb == _OPEN:  # no request yet: what boto3 reads on this host is wrong
                 raise InvalidInputError(f"cannot open {self.url}: {error}; check AWS_PROFILE and ~/.aws") from error
-            cause = type(error).__name__
-            raise InternalError(f"cannot {verb} {key}: unexpected error of botocore", key=key, cause=cause) from error
+            raise InternalError(
+                f"cannot {verb} {key}: unexpected error of botocore", key=key, cause=type(error).__name__
+            ) from error
         except ValueError as error:
             # botocore checks endpoint URLs with bare ValueErrors.
             if isinstance(error, DstlError):
@@ -315,8 +316,7 @@ def _encryption(
 def _customer_key(path: os.PathLike[str]) -> dict[str, Any]:
     """Return the parameters of SSE-C with the key of a file; botocore adds the key's checksum."""
     try:
-        with open(path, encoding="ascii") as file:
-            key = base64.b64decode(file.read().strip(), validate=True)
+        key = base64.b64decode(Path(path).read_text("ascii").strip(), validate=True)
     except (OSError, ValueError):
         key = b""
     if len(key) != _CUSTOMER_KEY_BYTES:

@@ -106,9 +106,8 @@ class AuditTrail:
             yield entry
 
     def _prune(self, job: str, kind: str) -> None:
-        keys = [info.key for info in self._store.list(_folder(job))]
-        for same in ([key for key in keys if key.endswith(kind)], [key for key in keys if "=" not in key]):
-            self._store.delete(same[:-KEPT_MAX])  # keys without a kind are those of earlier versions
+        same = [info.key for info in self._store.list(_folder(job)) if info.key.endswith(kind)]
+        self._store.delete(same[:-KEPT_MAX])
 
 
 def _decoded(document: dict[str, Any]) -> AuditEntry:

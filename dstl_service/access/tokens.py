@@ -87,10 +87,14 @@ class Access:
         self._token = parse_tokens(token) if token is not None else []
         self._token_file = None
         if token_file is not None:
-            self._token_file = Reread("token file", [token_file], lambda: parse_tokens(_text(token_file)), clock)
+            self._token_file = Reread(
+                "token file", [token_file], lambda: parse_tokens(token_file.read_text("utf-8")), clock
+            )
         self._grants = None
         if access_file is not None:
-            self._grants = Reread("access file", [access_file], lambda: parse_grants(_text(access_file)), clock)
+            self._grants = Reread(
+                "access file", [access_file], lambda: parse_grants(access_file.read_text("utf-8")), clock
+            )
         self._refused = LogLimiter(clock)
 
     @property
@@ -204,8 +208,3 @@ def _digest_of(token: str) -> bytes:
 @lru_cache(64)
 def _unlimited(name: str) -> Identity:
     return Identity(name)
-
-
-def _text(path: Path) -> str:
-    with open(path, encoding="utf-8") as file:
-        return file.read()

@@ -55,14 +55,12 @@ class PlannedCheckpoint:
     A checkpoint that is not complete yet.
 
     Args:
-        id: Its id.
         request: The request to complete it.
         record: Its content.
         note: The segment that stores the record.
         under_way: Its under-way list.
     """
 
-    id: int
     request: CompleteRequest
     record: CheckpointRecord
     note: Segment
@@ -70,7 +68,7 @@ class PlannedCheckpoint:
 
     def is_for(self, checkpoint_id: int, request: CompleteRequest) -> bool:
         """Return whether it is the answer to this request."""
-        return (self.id, self.request) == (checkpoint_id, request)
+        return (self.record.checkpoint_id, self.request) == (checkpoint_id, request)
 
 
 @dataclass(frozen=True, slots=True)
@@ -126,7 +124,7 @@ class CheckpointBuilder:
                 view.materializations,
                 self.max_parallelism,
             )
-        return PlannedCheckpoint(checkpoint_id, request, record, record.to_segment(), UnderWay(snapshots, compactions))
+        return PlannedCheckpoint(request, record, record.to_segment(), UnderWay(snapshots, compactions))
 
     def manifest(
         self,

@@ -111,11 +111,7 @@ class BackgroundWork:
 
     def maintenance_of(self, job: ActiveJob) -> JobMaintenance:
         """Return the maintenance of a job."""
-        return self._work_of(job).maintenance
-
-    def collector_of(self, job: ActiveJob) -> asyncio.Task[None] | None:
-        """Return the task that collects a job's garbage, or None if it has had none."""
-        return self._work_of(job).collector
+        return self.work_of(job).maintenance
 
     def close(self) -> None:
         """Stop; a later process repeats unfinished work."""
@@ -142,13 +138,13 @@ class BackgroundWork:
             raise
         self._metrics.orphans.labels(job.name).set(len(report.orphans) if dry_run else 0)
         if not dry_run:
-            self._work_of(job).collected_ms = self._clock.monotonic_ms()
+            self.work_of(job).collected_ms = self._clock.monotonic_ms()
             self._metrics.orphans_deleted.labels(job.name).inc(len(report.orphans))
         return report
 
     def start_collector(self, job: ActiveJob) -> None:
         """Start the regular collection of a job's garbage, unless it is running or turned off."""
-        care = self._work_of(job)
+        care = self.work_of(job)
         if self._settings.interval_s <= 0 or (care.collector is not None and not care.collector.done()):
             return
         care.collected_ms = self._clock.monotonic_ms()
@@ -158,7 +154,8 @@ class BackgroundWork:
         )
         care.collector = asyncio.get_running_loop().create_task(self._collect_regularly(job))
 
-    def _work_of(self, job: ActiveJob) -> _WorkOfJob:
+    def work_of(self, job: ActiveJob) -> _WorkOfJob:
+        """Return the work for a job; it begins with the first call."""
         care = self._by_job.get(job)
         if care is None:
             care = self._by_job[job] = _WorkOfJob(self._new_maintenance(job))

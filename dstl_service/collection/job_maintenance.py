@@ -12,7 +12,6 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from functools import partial
 
 from dstl_service.collection.retention import RetentionSettings, RetentionTracker, manifests_to_keep
@@ -37,20 +36,6 @@ from storage.errors import DstlError
 from storage.object_store import ObjectStore
 
 logger = logging.getLogger("dstl_service")
-
-
-@dataclass(frozen=True, slots=True)
-class _Findings:
-    """
-    Log sizes and due compactions of a checkpoint's state.
-
-    Args:
-        sizes: By operator.
-        chosen: Compactions that are due, if none runs and no result waits.
-    """
-
-    sizes: Mapping[str, LogSize]
-    chosen: Sequence[Compaction]
 
 
 class JobMaintenance:
@@ -160,15 +145,15 @@ class JobMaintenance:
         if self._completed:
             return  # a newer checkpoint is already complete
         is_idle = self._compaction is None and not self._replacements
-        found: _Findings = await self._in_thread(self._job, partial(self._look, manifest, is_idle=is_idle))
-        self._show(found.sizes)
+        sizes, chosen = await self._in_thread(self._job, partial(self._look, manifest, is_idle=is_idle))
+        self._show(sizes)
         if not is_idle or self._compaction is not None:
             return
         due = [
             compaction
-            for compaction in found.chosen
+            for compaction in chosen
             # After a failure, or a result in part, the log must double before the next try.
-            if found.sizes[compaction.operator].log_bytes >= 2 * self._failed_log_bytes.get(compaction.operator, 0)
+            if sizes[compaction.operator].log_bytes >= 2 * self._failed_log_bytes.get(compaction.operator, 0)
         ]
         self._is_due = bool(due)
         uid = self._uid
@@ -177,7 +162,7 @@ class JobMaintenance:
         self._uid = None
         if due:
             self._uid, self._begun, self._is_due = uid, uid, False
-            work = self._run_compactions(manifest.epoch, uid, due, found.sizes)
+            work = self._run_compactions(manifest.epoch, uid, due, sizes)
             self._compaction = asyncio.get_running_loop().create_task(work)
 
     def _kept(self, newest: Manifest) -> list[Manifest]:
@@ -194,8 +179,8 @@ class JobMaintenance:
             self._metrics.table_bytes.remove(self._job, operator)
         self._shown = set(sizes)
 
-    def _look(self, manifest: Manifest, *, is_idle: bool) -> _Findings:
-        """Examine a checkpoint's state, which may be large; runs in a thread."""
+    def _look(self, manifest: Manifest, *, is_idle: bool) -> tuple[dict[str, LogSize], list[Compaction]]:
+        """Return log sizes by operator and due compactions of a checkpoint's state, which may be large; for threads."""
         view = self._job_store.state(manifest.ref)
         sizes = {operator.name: log_size(view, operator.name) for operator in manifest.operators}
         chosen: list[Compaction] = []
@@ -203,7 +188,7 @@ class JobMaintenance:
             chosen = choose_compactions(
                 view, manifest.operators, sizes, manifest.id, self._job_store.max_parallelism, self._compaction_settings
             )
-        return _Findings(sizes, chosen)
+        return sizes, chosen
 
     def _drop_compaction(self) -> None:
         """Drop a compaction that a checkpoint took, or that none will take."""

@@ -56,8 +56,7 @@ class _Entry:
 
     @classmethod
     def of(cls, manifest: Manifest) -> _Entry:
-        is_complete = manifest.starts_chain
-        return cls(manifest.ref, is_complete, frozenset(object_keys(manifest)))
+        return cls(manifest.ref, manifest.starts_chain, frozenset(object_keys(manifest)))
 
 
 class RetentionTracker:

@@ -29,7 +29,7 @@ from dstl_service.formats.keys import encode_job
 from dstl_service.formats.tombstone import TOMBSTONES, Tombstone
 from dstl_service.registry.forks import living_forks
 from dstl_service.registry.job_store import JobStore
-from dstl_service.registry.lives import Lives, record_key
+from dstl_service.registry.lives import Lives, read_tombstone, record_key
 from storage.clock import Clock, IdSource
 from storage.errors import ConflictError, CorruptDataError, DstlError, FencedError, NotFoundError
 from storage.object_store import PROBE_FOLDER, ObjectStore, is_readable
@@ -131,7 +131,7 @@ class Deletions:
             try:
                 self._store.put(numbered.key, numbered.encode(), if_absent=True)
             except ConflictError:
-                there = self._read(numbered.key)
+                there = read_tombstone(self._store, numbered.key)
                 if there is None or not self._is_kept(there):
                     return there or numbered, False
                 self._finish_undo(there)
@@ -286,7 +286,7 @@ class Deletions:
         """Yield the tombstones of all deleted jobs; `on_damage` gets a message for each that cannot be read."""
         for info in self._store.list(TOMBSTONES):
             try:
-                tombstone = self._read(info.key)
+                tombstone = read_tombstone(self._store, info.key)
             except CorruptDataError as error:
                 on_damage(error.message)
                 continue
@@ -307,10 +307,3 @@ class Deletions:
     def _finish_undo(self, tombstone: Tombstone) -> None:
         self._store.put(tombstone.past_key, _KEPT)
         self._store.delete([tombstone.key])
-
-    def _read(self, key: str) -> Tombstone | None:
-        try:
-            data = self._store.get(key)
-        except NotFoundError:
-            return None
-        return Tombstone.decode(data, key)

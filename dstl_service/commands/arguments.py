@@ -52,6 +52,14 @@ class _Commands:
         command.set_defaults(run=run)
         return command
 
+    def add_for_job(
+        self, name: str, run: _Run, says: str, description: str | None = None, job_help: str | None = None
+    ) -> argparse.ArgumentParser:
+        """Add a command on one job, whose name is its first argument; `job_help` says which job."""
+        command = self.add(name, run, says, description)
+        command.add_argument("job", help=job_help)
+        return command
+
 
 def parser() -> argparse.ArgumentParser:
     """Return the parser; `run` of what it parses is the command's function."""
@@ -94,7 +102,7 @@ def _serve_arguments(commands: _Commands) -> None:
 
 
 def _listing_arguments(commands: _Commands) -> None:
-    checkpoints = commands.add(
+    checkpoints = commands.add_for_job(
         "checkpoints",
         list_checkpoints,
         "list a job's checkpoints",
@@ -103,14 +111,12 @@ def _listing_arguments(commands: _Commands) -> None:
         "names the columns.",
     )
     checkpoints.add_argument("--json", action="store_true", help=_LINES)
-    checkpoints.add_argument("job")
-    losses = commands.add("losses", list_losses, "list the rows that a job has set aside and not run")
+    losses = commands.add_for_job("losses", list_losses, "list the rows that a job has set aside and not run")
     losses.add_argument("--json", action="store_true", help=_LINES)
-    losses.add_argument("job")
 
 
 def _gc_arguments(commands: _Commands) -> None:
-    gc = commands.add("gc", collect, "list or delete objects that no checkpoint names")
+    gc = commands.add_for_job("gc", collect, "list or delete objects that no checkpoint names")
     gc.add_argument("--delete", action="store_true", help="delete the objects; without it, only list them")
     gc.add_argument(
         "--age-min-s",
@@ -118,49 +124,50 @@ def _gc_arguments(commands: _Commands) -> None:
         help="skip younger objects (default: the setting gc.age_min_s); any age is safe, also while a query of the job "
         "runs; temporary files of the store are kept for 30 minutes regardless",
     )
-    gc.add_argument("job")
 
 
 def _savepoints_arguments(commands: _Commands) -> None:
-    keep = commands.add("savepoints", savepoints, "list, create and delete a job's savepoints")
+    keep = commands.add_for_job("savepoints", savepoints, "list, create and delete a job's savepoints")
     keep.add_argument("--create", metavar="NAME", help="keep a checkpoint under this name until it is deleted")
     keep.add_argument("--checkpoint", type=int, metavar="ID", help="which checkpoint to keep (default: the newest)")
     keep.add_argument("--delete", metavar="NAME", help="delete the savepoint of this name")
-    keep.add_argument("job")
 
 
 def _deletion_arguments(commands: _Commands) -> None:
-    end = commands.add("delete", delete, "delete a job; its objects are deleted once that can no longer be undone")
+    end = commands.add_for_job(
+        "delete", delete, "delete a job; its objects are deleted once that can no longer be undone"
+    )
     end.add_argument("--write", action="store_true", help="delete the job; without it, only report its size")
     end.add_argument(
         "--now",
         action="store_true",
         help="delete the objects at once, for good; also finishes a deletion that was killed",
     )
-    end.add_argument("job")
-    again = commands.add("undelete", undelete, "bring a deleted job back, within deletion.delay_s")
-    again.add_argument("job")
+    commands.add_for_job("undelete", undelete, "bring a deleted job back, within deletion.delay_s")
 
 
 def _audit_arguments(commands: _Commands) -> None:
-    trail = commands.add("audit", audit, "print the audit log of a job")
+    trail = commands.add_for_job("audit", audit, "print the audit log of a job")
     trail.add_argument("--json", action="store_true", help=_LINES)
-    trail.add_argument("job")
 
 
 def _rewind_arguments(commands: _Commands) -> None:
-    back = commands.add(
+    back = commands.add_for_job(
         "rewind", set_back, "rewind a job to a savepoint or checkpoint; its query follows when it starts"
     )
     back.add_argument("--savepoint", metavar="NAME", help="the savepoint to rewind to")
     back.add_argument("--checkpoint", type=int, metavar="ID", help="the retained checkpoint to rewind to")
     back.add_argument("--write", action="store_true", help="rewind the job; without it, only report what would be done")
     back.add_argument("--json", action="store_true", help=_REPORT)
-    back.add_argument("job")
 
 
 def _fork_arguments(commands: _Commands) -> None:
-    split = commands.add("fork", fork, "create a job that begins with the state of another one, without copying it")
+    split = commands.add_for_job(
+        "fork",
+        fork,
+        "create a job that begins with the state of another one, without copying it",
+        job_help="the parent, which may keep running",
+    )
     split.add_argument("--savepoint", metavar="NAME", help="the savepoint at which it begins")
     split.add_argument("--checkpoint", type=int, metavar="ID", help="the retained checkpoint (default: the newest)")
     split.add_argument(
@@ -170,19 +177,21 @@ def _fork_arguments(commands: _Commands) -> None:
         help="the new job's number of key groups: its first start rewrites the state (default: the parent's)",
     )
     split.add_argument("--json", action="store_true", help=_REPORT)
-    split.add_argument("job", help="the parent, which may keep running")
     split.add_argument("fork", help="the name of the new job")
 
 
 def _rescale_arguments(commands: _Commands) -> None:
-    scale = commands.add("rescale", rescale, "have a running query change the number of an operator's partitions")
-    scale.add_argument("job")
+    scale = commands.add_for_job(
+        "rescale", rescale, "have a running query change the number of an operator's partitions"
+    )
     scale.add_argument("operator")
     scale.add_argument("parallelism", type=int, help="the new number, 1 to the job's max_parallelism")
 
 
 def _fsck_arguments(commands: _Commands) -> None:
-    verify = commands.add("fsck", check, "verify manifests, objects and checksums of a job, or rebuild its registry")
+    verify = commands.add_for_job(
+        "fsck", check, "verify manifests, objects and checksums of a job, or rebuild its registry"
+    )
     verify.add_argument("--json", action="store_true", help=_REPORT)
     verify.add_argument(
         "--rebuild",
@@ -193,4 +202,3 @@ def _fsck_arguments(commands: _Commands) -> None:
     verify.add_argument(
         "--up-to", type=int, metavar="ID", help="with --rebuild: restore this checkpoint or an older one"
     )
-    verify.add_argument("job")

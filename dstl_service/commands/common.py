@@ -59,10 +59,9 @@ def open_job(options: argparse.Namespace) -> tuple[ObjectStore, JobStore]:
     store = open_existing(settings)
     job_store = JobStore(store, options.job, SystemClock(), SystemIds())
     if not job_store.exists() and deletions_of(store).of(options.job) is None:
-        is_left = has_leftovers(store, options.job)
         remedy = (
             " (objects of that name exist: see `dstl fsck --rebuild`, or `dstl delete`)"
-            if is_left
+            if has_leftovers(store, options.job)
             else f"; `dstl jobs --storage {settings.storage}` lists those that are there"
         )
         raise NotFoundError(f"there is no job {options.job!r} in {settings.storage}{remedy}")

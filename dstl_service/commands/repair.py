@@ -69,12 +69,12 @@ def check(options: argparse.Namespace) -> int:
     report = check_job(store, options.job)
     if options.json:
         say(json.dumps(asdict(report)))
-        return 1 if report.problems else 0
-    say(*report.problems)
-    say(
-        f"{report.checkpoints} checkpoints, {report.segments} segments in {report.objects} objects, "
-        f"{report.bytes_read} bytes verified, {len(report.problems)} problems"
-    )
+    else:
+        say(
+            *report.problems,
+            f"{report.checkpoints} checkpoints, {report.segments} segments in {report.objects} objects, "
+            f"{report.bytes_read} bytes verified, {len(report.problems)} problems",
+        )
     return 1 if report.problems else 0
 
 

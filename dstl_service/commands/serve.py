@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import sys
 from contextlib import suppress
+from dataclasses import replace
 
 import uvicorn
 
@@ -13,13 +14,12 @@ from dstl_service.access.certificates import server_contexts
 from dstl_service.app import create_app
 from dstl_service.commands.common import settings_of
 from dstl_service.composition import Parts
-from dstl_service.http.connections import Bounds, Connections, connections_within
+from dstl_service.http.connections import Connections, connections_within
 from dstl_service.http.http_protocol import protocol_of
-from dstl_service.http.listening import ListenAddress, describe, open_listener
+from dstl_service.http.listening import describe, open_listener
 from dstl_service.http.shutdown import StoppingServer
 from dstl_service.process.logs import LogLimiter, configure_logging
 from dstl_service.process.memory import freeze_heap, reuse_freed_memory
-from dstl_service.settings import ServiceSettings
 from storage.clock import SystemClock
 from storage.open import open_store
 
@@ -31,12 +31,13 @@ def serve(options: argparse.Namespace) -> int:
     reuse_freed_memory()
     app = create_app(settings, open_store(settings.storage, **settings.store_options()))
     freeze_heap()
-    listener = open_listener(ListenAddress(settings.socket_path, settings.host, settings.port, settings.trust))
+    listener = open_listener(settings.socket_path, settings.host, settings.port, settings.trust)
     tls = settings.tls
     if settings.socket_path is None:
         sys.stdout.write(f"listening on {describe(listener, tls=tls.certificate_file is not None)}\n")
         sys.stdout.flush()
-    guard = Connections(_bounds_of(settings), LogLimiter(SystemClock()))
+    bounds = replace(settings.http, connections_max=connections_within(settings.http.connections_max))
+    guard = Connections(bounds, LogLimiter(SystemClock()))
     config = uvicorn.Config(
         app,
         http=identified(protocol_of(guard), settings.trust),
@@ -61,13 +62,3 @@ def serve(options: argparse.Namespace) -> int:
     with suppress(KeyboardInterrupt):
         server.run(sockets=[listener])
     return 0
-
-
-def _bounds_of(settings: ServiceSettings) -> Bounds:
-    given = settings.http
-    return Bounds(
-        connections_within(given.connections_max),
-        given.head_timeout_s,
-        given.body_grace_s,
-        given.body_bytes_per_s_min,
-    )

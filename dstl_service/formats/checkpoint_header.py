@@ -2,71 +2,40 @@
 
 from __future__ import annotations
 
-from typing import Protocol, TypedDict
+from dataclasses import dataclass, fields
+from typing import Any
 
 from dstl_service.wire import CheckpointRef, ForkOrigin, OperatorInfo
 
 
-class CheckpointHeader(TypedDict):
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CheckpointHeader:
     """
-    The fields that describe a checkpoint apart from its state, as keyword arguments.
+    What describes a checkpoint apart from its state.
 
     Args:
         uid: Uid of its manifest.
         epoch: Epoch of the driver that makes it.
-        base: The checkpoint before.
+        base: The checkpoint before, which exists.
         query_id: Spark's query id.
         offsets: Spark's offsets entry of the batch.
         operators: The operators whose state it has.
         closed_ms: The watermark at which the batch was closed, see `dstl_service.wire.CheckpointInfo`.
-        rewound_from: The checkpoint that the job was rewound from, to this one.
-        forked_from: Where the job began, if it is a fork.
+        rewound_from: The checkpoint that the job was rewound from, to this one (`dstl_service.checkpoints.rewind`).
+        forked_from: Where the job began, in each checkpoint of a fork; its objects may be those of other jobs.
     """
 
     uid: str
     epoch: int
-    base: CheckpointRef | None
-    query_id: str
-    offsets: str
-    operators: tuple[OperatorInfo, ...]
-    closed_ms: int | None
-    rewound_from: CheckpointRef | None
-    forked_from: ForkOrigin | None
+    base: CheckpointRef | None = None
+    query_id: str = ""
+    offsets: str = ""
+    operators: tuple[OperatorInfo, ...] = ()
+    closed_ms: int | None = None
+    rewound_from: CheckpointRef | None = None
+    forked_from: ForkOrigin | None = None
 
 
-class DescribesCheckpoint(Protocol):
-    """A value with the fields of `CheckpointHeader`."""
-
-    @property
-    def uid(self) -> str: ...
-    @property
-    def epoch(self) -> int: ...
-    @property
-    def base(self) -> CheckpointRef | None: ...
-    @property
-    def query_id(self) -> str: ...
-    @property
-    def offsets(self) -> str: ...
-    @property
-    def operators(self) -> tuple[OperatorInfo, ...]: ...
-    @property
-    def closed_ms(self) -> int | None: ...
-    @property
-    def rewound_from(self) -> CheckpointRef | None: ...
-    @property
-    def forked_from(self) -> ForkOrigin | None: ...
-
-
-def header_of(described: DescribesCheckpoint) -> CheckpointHeader:
-    """Return the header of a description."""
-    return CheckpointHeader(
-        uid=described.uid,
-        epoch=described.epoch,
-        base=described.base,
-        query_id=described.query_id,
-        offsets=described.offsets,
-        operators=described.operators,
-        closed_ms=described.closed_ms,
-        rewound_from=described.rewound_from,
-        forked_from=described.forked_from,
-    )
+def header_of(described: CheckpointHeader) -> dict[str, Any]:
+    """Return the header of a description, as keyword arguments of another one."""
+    return {field.name: getattr(described, field.name) for field in fields(CheckpointHeader)}

@@ -22,7 +22,8 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from dstl_service.formats.checkpoint_header import header_of
+from dstl_service.formats.checkpoint_header import CheckpointHeader, header_of
+from dstl_service.formats.checksummed_json import reading
 from dstl_service.formats.fork_origin import origin_from_json, origin_to_json
 from dstl_service.formats.manifest import (
     Manifest,
@@ -34,9 +35,9 @@ from dstl_service.formats.manifest import (
     operators_to_json,
 )
 from dstl_service.process.memory import without_collections
-from dstl_service.wire import NOTE_OPERATOR, ChangeSetRef, CheckpointRef, CompleteRequest, ForkOrigin, OperatorInfo
+from dstl_service.wire import NOTE_OPERATOR, ChangeSetRef, CheckpointRef, CompleteRequest, ForkOrigin
 from storage.checksum import BytesLike
-from storage.errors import CorruptDataError, DstlError, InvalidInputError, NewerFormatError
+from storage.errors import CorruptDataError, InvalidInputError, NewerFormatError
 from storage.key_groups import KeyGroupRange
 from storage.model import ChangeSetId, MaterializationHandle, Segment, SegmentHandle, Writer
 from storage.stored_json import whole_number
@@ -53,26 +54,17 @@ class NotedSet:
 
 
 @dataclass(frozen=True, slots=True)
-class CheckpointRecord:
+class CheckpointRecord(CheckpointHeader):
     """
-    The content of a future checkpoint.
+    The content of a future checkpoint. The target of a rewind, and the first checkpoint of a fork, add nothing.
 
     Args:
         job: Name of the job.
         job_uid: Distinguishes lives of one job name.
         max_parallelism: Number of the job's key groups.
         checkpoint_id: Its id.
-        uid: Uid of the future manifest.
-        epoch: Epoch of the driver that makes it.
-        base: The checkpoint before, which exists.
-        query_id: Spark's query id.
-        offsets: Spark's offsets entry of the batch.
-        operators: As in the manifest.
         sets: The accepted sets, each of this checkpoint and epoch.
         start: All earlier state, if the manifest is to be complete; empty for a job's first checkpoint.
-        closed_ms: As in the manifest.
-        rewound_from: As in the manifest. The target of a rewind adds nothing: all its state is in `start`.
-        forked_from: As in the manifest. The first checkpoint of a fork, which has no base, adds nothing either.
         planned_ms: When its coordinator decided it, by that one's clock: of an epoch's tries at a checkpoint, which may
             be stored by different hosts, the last counts. 0 if it is unknown.
     """
@@ -81,17 +73,8 @@ class CheckpointRecord:
     job_uid: str
     max_parallelism: int
     checkpoint_id: int
-    uid: str
-    epoch: int
-    base: CheckpointRef | None
-    query_id: str
-    offsets: str
-    operators: tuple[OperatorInfo, ...]
     sets: tuple[NotedSet, ...]
     start: StateView | None = None
-    closed_ms: int | None = None
-    rewound_from: CheckpointRef | None = None
-    forked_from: ForkOrigin | None = None
     planned_ms: int = 0
 
     def to_segment(self) -> Segment:
@@ -196,15 +179,10 @@ def decode_record(data: BytesLike, source: str) -> CheckpointRecord:
         NewerFormatError: A newer version wrote it; names `source`, and says what to do.
         CorruptDataError: `data` is not a note; names `source`.
     """
-    try:
-        with without_collections():
-            document = json.loads(bytes(data), parse_int=_as_int)
-            NewerFormatError.check(f"the note in {source}", document["format"], FORMAT, source=source)
-            return _from_json(document)
-    except NewerFormatError:
-        raise
-    except (ValueError, LookupError, TypeError, AttributeError, RecursionError, DstlError) as error:
-        raise CorruptDataError(f"the note in {source} cannot be read: {error}", source=source) from error
+    with reading(f"the note in {source}", source=source), without_collections():
+        document = json.loads(bytes(data), parse_int=_as_int)
+        NewerFormatError.check(f"the note in {source}", document["format"], FORMAT, source=source)
+        return _from_json(document)
 
 
 def read_record(job: str, text: str) -> CheckpointRecord:

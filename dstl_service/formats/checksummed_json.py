@@ -10,14 +10,32 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from typing import Any
 
 from storage.checksum import BytesLike, checksum64
-from storage.errors import NewerFormatError
+from storage.errors import ContextValue, CorruptDataError, DstlError, NewerFormatError
 from storage.stored_json import parse_json
 
 _STAMP = re.compile(rb', "checksum": "([0-9a-f]{16})"\}\Z')
+
+
+@contextmanager
+def reading(what: str, **context: ContextValue) -> Iterator[None]:
+    """
+    Read a document of the store in this context.
+
+    Raises:
+        NewerFormatError: A newer version wrote it.
+        CorruptDataError: Anything else failed; says that `what` cannot be read.
+    """
+    try:
+        yield
+    except NewerFormatError:
+        raise
+    except (ValueError, LookupError, TypeError, AttributeError, RecursionError, DstlError) as error:
+        raise CorruptDataError(f"{what} cannot be read: {error}", **context) from error
 
 
 def stamp(document: Mapping[str, Any]) -> bytes:

@@ -11,10 +11,10 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
-from dstl_service.formats.checksummed_json import stamp, unstamp
+from dstl_service.formats.checksummed_json import reading, stamp, unstamp
 from dstl_service.formats.fork_origin import origin_from_json, origin_to_json
 from dstl_service.wire import BRANCH_GENERATIONS, ForkOrigin
-from storage.errors import CorruptDataError, DstlError, NewerFormatError, UnavailableError
+from storage.errors import CorruptDataError, NewerFormatError, UnavailableError
 from storage.stored_json import text_of, whole_number
 
 JOB_FORMAT, FORKED_JOB_FORMAT, REWRITTEN_JOB_FORMAT = 1, 2, 3
@@ -137,7 +137,7 @@ class EpochRecord:
         Raises:
             CorruptDataError: The record cannot be read.
         """
-        try:
+        with reading(key, object_key=key):
             record = unstamp(data)
             int(record["latest_id"])
             return cls(
@@ -150,8 +150,6 @@ class EpochRecord:
                 tail=_place_or_none(record.get("tail")),
                 rewind=_rewind_or_none(record.get("rewind")),
             )
-        except (ValueError, LookupError, TypeError, AttributeError) as error:
-            raise CorruptDataError(f"{key} cannot be read: {error}", object_key=key) from error
 
 
 def _place_or_none(numbers: Any) -> Place | None:
@@ -199,17 +197,12 @@ def decode_job(data: bytes, key: str) -> JobRecord:
         NewerFormatError: A newer version wrote it; says what to do.
         CorruptDataError: ``job.json`` cannot be read.
     """
-    try:
+    with reading(key, object_key=key):
         document = unstamp(data)
         NewerFormatError.check(key, int(document["format"]), REWRITTEN_JOB_FORMAT, object_key=key)
         if not isinstance(document["uid"], str) or not isinstance(document["max_parallelism"], int):
             raise TypeError("uid or max_parallelism is missing")
-        origin = origin_from_json(document.get("origin"))
-    except NewerFormatError:
-        raise
-    except (ValueError, LookupError, TypeError, DstlError) as error:
-        raise CorruptDataError(f"{key} cannot be read: {error}", object_key=key) from error
-    return JobRecord(document["uid"], document["max_parallelism"], origin)
+        return JobRecord(document["uid"], document["max_parallelism"], origin_from_json(document.get("origin")))
 
 
 def epoch_prefix(folder: str) -> str:

@@ -15,11 +15,12 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import asdict, dataclass, replace
 from typing import Any
 
-from dstl_service.formats.checksummed_json import seal, unseal
+from dstl_service.formats.checkpoint_header import CheckpointHeader
+from dstl_service.formats.checksummed_json import reading, seal, unseal
 from dstl_service.formats.fork_origin import held_for_from_json, origin_from_json, origin_to_json
 from dstl_service.formats.under_way import NOTHING, UnderWay
-from dstl_service.wire import CheckpointInfo, CheckpointRef, ForkOrigin, OperatorInfo, RowsSetAside, StateInfo
-from storage.errors import CorruptDataError, DstlError, NewerFormatError
+from dstl_service.wire import CheckpointInfo, CheckpointRef, OperatorInfo, RowsSetAside, StateInfo
+from storage.errors import CorruptDataError
 from storage.key_groups import KeyGroupRange
 from storage.model import MaterializationHandle, SegmentEntry, SegmentHandle
 from storage.stored_json import text_of, whole_number
@@ -37,35 +38,23 @@ class ManifestKind(enum.StrEnum):
 
 
 @dataclass(frozen=True, slots=True)
-class Manifest:
+class Manifest(CheckpointHeader):
     """One manifest. A fence has only `kind`, `job_uid`, `id`, `generation`, `uid`, `epoch` and `created_ms`."""
 
     kind: ManifestKind
     job_uid: str
     id: int
     generation: int
-    uid: str
-    epoch: int
     created_ms: int
-    base: CheckpointRef | None = None
-    query_id: str = ""
-    offsets: str = ""
-    operators: tuple[OperatorInfo, ...] = ()
     segments: tuple[SegmentHandle, ...] = ()
     earlier: tuple[SegmentHandle, ...] = ()
     materializations: tuple[MaterializationHandle, ...] = ()
     note: SegmentHandle | None = None
     """The checkpoint's note, see `formats.checkpoint_record`, if it lies in an object that `segments` do not name."""
-    rewound_from: CheckpointRef | None = None
-    """The checkpoint that the job was rewound from, to this one (see `dstl_service.checkpoints.rewind`)."""
     kept_by: str = ""
     """In a savepoint, the call that made it, so that no other call deletes it as its own."""
     under_way: UnderWay = NOTHING
     """Snapshots and compactions being stored for later checkpoints, the whole list (see `formats.under_way`)."""
-    closed_ms: int | None = None
-    """The watermark at which the batch was closed, see `dstl_service.wire.CheckpointInfo`."""
-    forked_from: ForkOrigin | None = None
-    """Where the job began, in each manifest of a fork; its objects may be those of other jobs."""
     held_for: str = ""
     """In a savepoint that a fork needs: the fork, as ``<job>@<life>`` (see `dstl_service.registry.forks`)."""
 
@@ -115,12 +104,8 @@ def decode_manifest(data: bytes, object_key: str) -> Manifest:
         NewerFormatError: A newer version wrote it; names the object, and says what to do.
         CorruptDataError: The object is damaged; names the object.
     """
-    try:
+    with reading(f"manifest {object_key}", object_key=object_key):
         return _from_dict(unseal("manifest", data, FORMAT, object_key))
-    except NewerFormatError:
-        raise
-    except (ValueError, LookupError, TypeError, AttributeError, DstlError) as error:
-        raise CorruptDataError(f"manifest {object_key} cannot be read: {error}", object_key=object_key) from error
 
 
 def is_complete_due(checkpoint_id: int) -> bool:

@@ -15,10 +15,10 @@ import re
 from dataclasses import dataclass
 from typing import Any
 
-from dstl_service.formats.checksummed_json import seal, unseal
+from dstl_service.formats.checksummed_json import reading, seal, unseal
 from dstl_service.wire import CheckpointRef
 from storage.checksum import checksum128
-from storage.errors import CorruptDataError, DstlError, InvalidInputError, NewerFormatError, NotFoundError
+from storage.errors import CorruptDataError, InvalidInputError, NotFoundError
 from storage.key_groups import KeyGroupRange
 from storage.model import MaterializationHandle
 from storage.object_store import ObjectReader
@@ -123,12 +123,7 @@ def file_key(
 
 def matches_key(key: str, data: bytes) -> bool:
     """Return whether bytes match the checksum in an object's key; true for keys without one. Table files have one."""
-    return not is_named_by_content(key) or matches_checksum(key, checksum128(data))
-
-
-def is_named_by_content(key: str) -> bool:
-    """Return whether an object's key holds a checksum of its bytes: the object is a table's file."""
-    return _FILE_KEY.search(key) is not None
+    return size_in_key(key) is None or matches_checksum(key, checksum128(data))
 
 
 def size_in_key(key: str) -> int | None:
@@ -169,14 +164,8 @@ def decode_index(data: bytes, object_key: str) -> MaterializationIndex:
         NewerFormatError: A newer version wrote it; names the object, and says what to do.
         CorruptDataError: The object is damaged; names the object.
     """
-    try:
+    with reading(f"materialization index {object_key}", object_key=object_key):
         return _from_dict(unseal("materialization", data, FORMAT, object_key))
-    except NewerFormatError:
-        raise
-    except (ValueError, LookupError, TypeError, DstlError) as error:
-        raise CorruptDataError(
-            f"materialization index {object_key} cannot be read: {error}", object_key=object_key
-        ) from error
 
 
 def read_index(store: ObjectReader, handle: MaterializationHandle) -> MaterializationIndex:

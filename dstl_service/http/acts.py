@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import logging
-from collections import Counter
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 from functools import partial
@@ -14,7 +13,7 @@ from fastapi import Depends, Request
 
 from dstl_service.access.audit import AuditTrail
 from dstl_service.http.access_middleware import IDENTITY
-from dstl_service.process.shares import shares_of
+from dstl_service.process.shares import SharedRoom, shares_of
 
 _WAITING_MAX = 2_000
 
@@ -27,13 +26,14 @@ class RecordWriter:
     def __init__(self, trail: AuditTrail) -> None:
         self._trail = trail
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="audit")
-        self._shares = shares_of(_WAITING_MAX)
-        self._waiting: Counter[str] = Counter()
+        self._waiting = SharedRoom(shares_of(_WAITING_MAX))
         self._lock = Lock()  # entries are counted on the event loop, and discounted in the thread
 
     def write(self, who: str, act: str, job: str, facts: dict[str, str]) -> None:
         """Queue an entry; returns at once."""
-        if not self._admits(job):
+        with self._lock:
+            is_admitted = self._waiting.take(job, 1)
+        if not is_admitted:
             logger.warning("an act is recorded only in the log", extra={"who": who, "act": act, "job": job, **facts})
             return
         self._thread.submit(self._trail.record, who, act, job, **facts).add_done_callback(partial(self._written, job))
@@ -42,18 +42,9 @@ class RecordWriter:
         """Release the thread after the queued entries were written; does not wait for it."""
         self._thread.shutdown(wait=False)
 
-    def _admits(self, job: str) -> bool:
-        with self._lock:
-            is_share = self._shares.admits(self._waiting.get(job, 0), 1, _WAITING_MAX - self._waiting.total())
-            if is_share:
-                self._waiting[job] += 1
-            return is_share
-
     def _written(self, job: str, done: Future[None]) -> None:
         with self._lock:
-            self._waiting[job] -= 1
-            if not self._waiting[job]:
-                del self._waiting[job]
+            self._waiting.give_back(job, 1)
         if (error := done.exception()) is not None:
             logger.error("an act is missing in the audit log", extra={"job": job}, exc_info=error)
 

@@ -23,6 +23,7 @@ from itertools import islice
 from typing import Any, Protocol, TypeVar
 
 from dstl_service.process.logs import LogLimiter
+from dstl_service.settings import HttpSettings
 
 TICK_S = 1.0
 UNREAD_S = 600.0
@@ -54,45 +55,32 @@ class Endable(Protocol):
 
     def end(self) -> None:
         """Abort it at once, so that its file descriptor is free."""
-        ...
 
 
 class Connection(Endable, Protocol):
     """A connection as `Connections` sees it."""
 
-    @property
-    def phase(self) -> Phase:
-        """The next message of its client."""
-        ...
-
-    @property
-    def heads(self) -> int:
-        """Number of request heads received in full."""
-        ...
-
-    @property
-    def body_bytes(self) -> int:
-        """Received bytes of the current body."""
-        ...
+    phase: Phase
+    """The next message of its client."""
+    heads: int
+    """Number of request heads received in full."""
+    body_bytes: int
+    """Received bytes of the current body."""
 
     @property
     def is_held_back(self) -> bool:
         """Whether the service has paused reading."""
-        ...
 
     @property
     def is_answering(self) -> bool:
         """Whether a request is being answered."""
-        ...
 
     @property
     def unread_bytes(self) -> int:
         """Unsent bytes of answers while writing is paused; else 0."""
-        ...
 
     def refuse(self, status: int, message: str, headers: str = "") -> None:
         """Answer if that is still possible, and close."""
-        ...
 
 
 def open_files_max() -> int:
@@ -108,16 +96,6 @@ def open_files_max() -> int:
 def connections_within(connections_max: int) -> int:
     """Return a number of connections, lowered to half of the files that the process may open."""
     return min(connections_max, max(1, open_files_max() // 2))
-
-
-@dataclass(frozen=True, slots=True)
-class Bounds:
-    """See `dstl_service.settings.HttpSettings`."""
-
-    connections_max: int
-    head_timeout_s: float
-    body_grace_s: float
-    body_bytes_per_s_min: int
 
 
 @dataclass(slots=True)
@@ -144,7 +122,7 @@ class Connections:
         refusals: Limits log lines about clients.
     """
 
-    def __init__(self, bounds: Bounds, refusals: LogLimiter) -> None:
+    def __init__(self, bounds: HttpSettings, refusals: LogLimiter) -> None:
         self._bounds = bounds
         self._refusals = refusals
         self._waited: dict[Connection, _Waited] = {}

@@ -163,7 +163,7 @@ def _limiter_of(error: DstlError, state: State, job: str) -> LogLimiter:
     elif error.kind in _CALLERS_FAULT:
         limiter = state.mistakes
     else:
-        limiter = state.refusals.of(job, error.kind.value)
+        limiter = state.refusals(job, error.kind.value)
     return limiter
 
 

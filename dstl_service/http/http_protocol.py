@@ -59,43 +59,31 @@ class GatheredWrites:
 class BoundedHttpProtocol(HttpToolsProtocol):
     """uvicorn's HTTP/1.1 protocol; a request that exceeds a bound is refused, and its connection is closed."""
 
-    guard: Connections | None = None
+    guard: Connections
     """Bounds all connections of a server; `protocol_of` sets it on each server's own class."""
 
     handshake: Endable | None = None
     """The handshake that counted for this connection before; set by the creator of the protocol."""
 
-    _phase = Phase.HEAD
-    _heads = 0
-    _body_bytes = 0
+    phase = Phase.HEAD
+    """The next message of the client."""
+    heads = 0
+    """Number of request heads received in full."""
+    body_bytes = 0
+    """Received bytes of the body that the client is sending."""
+
     _beside_body_bytes = 0
     _is_counting = False
     _delivered_body_bytes = 0
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]  # as uvicorn has it
         super().connection_made(GatheredWrites(transport, self.loop))  # type: ignore[arg-type]  # as good as one
-        if self.guard is not None and not self.guard.admit(self, self.handshake):
+        if not self.guard.admit(self, self.handshake):
             self.refuse(503, "Too many connections; try again later.", "retry-after: 1\r\n")
 
     def connection_lost(self, exc: Exception | None) -> None:
-        if self.guard is not None:
-            self.guard.forget(self)
+        self.guard.forget(self)
         super().connection_lost(exc)
-
-    @property
-    def phase(self) -> Phase:
-        """The next message of the client."""
-        return self._phase
-
-    @property
-    def heads(self) -> int:
-        """Number of request heads received in full."""
-        return self._heads
-
-    @property
-    def body_bytes(self) -> int:
-        """Received bytes of the body that the client is sending."""
-        return self._body_bytes
 
     @property
     def is_held_back(self) -> bool:
@@ -113,21 +101,21 @@ class BoundedHttpProtocol(HttpToolsProtocol):
         return self.transport.get_write_buffer_size() if self.flow.write_paused else 0
 
     def on_message_begin(self) -> None:
-        self._phase = Phase.HEAD
+        self.phase = Phase.HEAD
         self._count_anew()
         super().on_message_begin()
 
     def on_header(self, name: bytes, value: bytes) -> None:
-        if self._phase is not Phase.HEAD:
+        if self.phase is not Phase.HEAD:
             return  # trailers are ignored and not kept
         if len(self.headers) >= HEADERS_MAX:
             raise ValueError  # makes the parser fail
         super().on_header(name, value)
 
     def on_headers_complete(self) -> None:
-        self._phase = Phase.BODY
-        self._heads += 1
-        self._body_bytes = 0
+        self.phase = Phase.BODY
+        self.heads += 1
+        self.body_bytes = 0
         self._count_anew()
         if len(self.pipeline) >= PIPELINED_MAX:
             self.transport.abort()  # answers must stay in order, so this request cannot be answered
@@ -135,13 +123,13 @@ class BoundedHttpProtocol(HttpToolsProtocol):
             super().on_headers_complete()
 
     def on_body(self, body: bytes) -> None:
-        self._body_bytes += len(body)
+        self.body_bytes += len(body)
         self._delivered_body_bytes += len(body)
         self._count_anew()
         super().on_body(body)
 
     def on_message_complete(self) -> None:
-        self._phase = Phase.NOTHING
+        self.phase = Phase.NOTHING
         super().on_message_complete()
 
     def data_received(self, data: bytes) -> None:
@@ -153,21 +141,21 @@ class BoundedHttpProtocol(HttpToolsProtocol):
         try:
             self.parser.feed_data(data)
         except httptools.HttpParserUpgrade:  # handled as a plain request: no other protocol is supported
-            self._log("malformed request", "it asks for a protocol upgrade, which is ignored")
+            self.guard.log("malformed request", self, "it asks for a protocol upgrade, which is ignored")
         except httptools.HttpParserError as error:
-            self._log("malformed request", type(error).__name__)
+            self.guard.log("malformed request", self, type(error).__name__)
             self.refuse(400, f"The request is malformed HTTP, or has more than {HEADERS_MAX} headers.")
             return
         # The start of a head within these bytes is unknown; the head has at most all bytes outside the body.
-        if (self._is_counting and self._phase is not Phase.NOTHING) or self._phase is Phase.HEAD:
+        if (self._is_counting and self.phase is not Phase.NOTHING) or self.phase is Phase.HEAD:
             self._beside_body_bytes += len(data) - self._delivered_body_bytes
             if self._beside_body_bytes > HEAD_BYTES_MAX and not self.transport.is_closing():
-                self._log("malformed request", "too many bytes outside its body")
+                self.guard.log("malformed request", self, "too many bytes outside its body")
                 self.refuse(400, f"The head of a request has at most {HEAD_BYTES_MAX} bytes, and so have its trailers.")
 
     def refuse(self, status: int, message: str, headers: str = "") -> None:
         """Refuse without the application, unless the client would take the answer for another request's; close."""
-        is_next = self._phase is Phase.BODY and not self.cycle.response_started if self.is_answering else True
+        is_next = self.phase is Phase.BODY and not self.cycle.response_started if self.is_answering else True
         if is_next and not self.pipeline:
             head = f"content-type: text/plain; charset=utf-8\r\ncontent-length: {len(message)}\r\n{headers}"
             answer = f"{head}connection: close\r\n\r\n{message}"
@@ -182,10 +170,6 @@ class BoundedHttpProtocol(HttpToolsProtocol):
     def end(self) -> None:
         """Abort the connection; an idle client opens another one for its next request."""
         self.transport.abort()
-
-    def _log(self, event: str, reason: str) -> None:
-        if self.guard is not None:
-            self.guard.log(event, self, reason)
 
     def _count_anew(self) -> None:
         self._beside_body_bytes = 0

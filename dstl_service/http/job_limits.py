@@ -8,14 +8,13 @@ jobs send slowly, the next one still finds room. Owned by the event loop.
 from __future__ import annotations
 
 import asyncio
-from collections import Counter
 
 from starlette.exceptions import HTTPException
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from dstl_service.http.access_middleware import is_streamed, job_of
 from dstl_service.http.errors import CLOSE, error_response, log_refusal
-from dstl_service.process.shares import Shares, shares_of
+from dstl_service.process.shares import SharedRoom, Shares, shares_of
 from storage.errors import OverloadedError
 
 UNCOUNTED_BYTES_MAX = 64 * 1024
@@ -40,9 +39,7 @@ class RequestPlaces:
 
     def __init__(self, app: ASGIApp, connections_max: int) -> None:
         self._app = app
-        self._shares = shares_of(connections_max)
-        self._free = connections_max
-        self._held: Counter[str] = Counter()
+        self._places = SharedRoom(shares_of(connections_max))
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Pass the request on."""
@@ -50,22 +47,15 @@ class RequestPlaces:
             await self._app(scope, receive, send)
             return
         job = job_of(scope["path"])
-        if not self._shares.admits(self._held[job], 1, self._free):
-            error = OverloadedError(f"{self._held[job]} requests of this job are in progress; send it again")
+        if not self._places.take(job, 1):
+            error = OverloadedError(f"{self._places.held_by(job)} requests of this job are in progress; send it again")
             log_refusal(scope, error)
             await error_response(error, headers=CLOSE)(scope, receive, send)
             return
-        self._hold(job, 1)
         try:
             await self._app(scope, receive, send)
         finally:
-            self._hold(job, -1)
-
-    def _hold(self, job: str, places: int) -> None:
-        self._free -= places
-        self._held[job] += places
-        if not self._held[job]:
-            del self._held[job]
+            self._places.give_back(job, 1)
 
 
 class BodyRoom:
@@ -84,14 +74,8 @@ class BodyRoom:
     def __init__(self, app: ASGIApp, bytes_max: int) -> None:
         self._app = app
         # Nothing is reserved for newcomers: a share of bytes can be arbitrarily small.
-        self._shares = Shares(bytes_max, 1, 0)
-        self._held: Counter[str] = Counter()
-        self._held_bytes = 0
-
-    @property
-    def held_bytes(self) -> int:
-        """Bytes held by incomplete bodies."""
-        return self._held_bytes
+        self.room = SharedRoom(Shares(bytes_max, 1, 0))
+        """What the bodies of each job hold, in bytes."""
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Pass the request on."""
@@ -100,29 +84,26 @@ class BodyRoom:
             return
         job, held_bytes = job_of(scope["path"]), 0
 
-        def hold(size_bytes: int) -> None:
+        def let_go() -> None:
             nonlocal held_bytes
-            held_bytes += size_bytes
-            self._held_bytes += size_bytes
-            self._held[job] += size_bytes
-            if not self._held[job]:
-                del self._held[job]
+            self.room.give_back(job, held_bytes)
+            held_bytes = 0
 
         async def receive_counted() -> Message:
+            nonlocal held_bytes
             message = await receive()
             size_bytes = len(message.get("body", b""))
-            is_share = self._shares.admits(self._held[job], size_bytes, self._shares.total - self._held_bytes)
-            hold(size_bytes)
-            if not is_share:
+            if not self.room.take(job, size_bytes):
                 raise HTTPException(429, "too many bytes of other requests are arriving; send it again", CLOSE)
+            held_bytes += size_bytes
             if not message.get("more_body", False):
-                hold(-held_bytes)
+                let_go()
             return message
 
         try:
             await self._app(scope, receive_counted, send)
         finally:
-            hold(-held_bytes)
+            let_go()
 
 
 class AnswerRoom:
@@ -139,13 +120,8 @@ class AnswerRoom:
 
     def __init__(self, app: ASGIApp, bytes_max: int = ANSWERS_BYTES_MAX) -> None:
         self._app = app
-        self._shares = Shares(bytes_max, 1, 0)
-        self._held: Counter[str] = Counter()
-
-    @property
-    def held_bytes(self) -> int:
-        """Bytes held by answers."""
-        return self._held.total()
+        self.room = SharedRoom(Shares(bytes_max, 1, 0))
+        """What the answers of each job hold, in bytes."""
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Pass the request on."""
@@ -176,12 +152,11 @@ class AnswerRoom:
             await send(message)
             return
         job = job_of(scope["path"])
-        if not self._shares.admits(self._held[job], len(body), self._shares.total - self.held_bytes):
+        if not self.room.take(job, len(body)):
             error = OverloadedError("too many bytes of other answers wait for their clients; ask again")
             log_refusal(scope, error)
             await error_response(error)(scope, receive, send)
             return
-        self._held[job] += len(body)
         try:
             await send(head)
             for begin in range(0, len(body), _PIECE_BYTES):
@@ -189,9 +164,7 @@ class AnswerRoom:
                 await asyncio.sleep(0)  # the piece is written, so that the next one waits until this one is taken
             await send({**message, "body": b""})
         finally:
-            self._held[job] -= len(body)
-            if not self._held[job]:
-                del self._held[job]
+            self.room.give_back(job, len(body))
 
 
 def _is_large(scope: Scope) -> bool:

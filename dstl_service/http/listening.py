@@ -10,7 +10,6 @@ import fcntl
 import os
 import socket
 import stat
-from dataclasses import dataclass
 from pathlib import Path
 
 from dstl_service.process.tcp_keepalive import keep_alive
@@ -23,45 +22,35 @@ _PROBE_TIMEOUT_S = 5.0
 _ALIVE_AFTER_S, _ALIVE_EVERY_S, _ALIVE_PROBES = 60, 15, 4
 
 
-@dataclass(frozen=True, slots=True)
-class ListenAddress:
+def open_listener(
+    socket_path: Path | None = None, host: str = "127.0.0.1", port: int = 0, trust: Trust = OWN
+) -> socket.socket:
     """
-    Where to listen.
+    Return a listening socket.
 
     Args:
         socket_path: Path of a Unix socket; None for TCP.
         host: TCP address.
         port: TCP port; 0 lets the system choose.
         trust: Users who may own folders above the socket, and who may call over it.
-    """
-
-    socket_path: Path | None = None
-    host: str = "127.0.0.1"
-    port: int = 0
-    trust: Trust = OWN
-
-
-def open_listener(address: ListenAddress) -> socket.socket:
-    """
-    Return a listening socket.
 
     Raises:
         InvalidInputError: The socket's path exists but is not a socket, or the address cannot be bound.
         ConflictError: Another process answers on the socket.
         UnavailableError: The probe of an existing socket timed out or was not permitted.
     """
-    if address.socket_path is not None:
-        return _unix_listener(address.socket_path.absolute(), address.trust)
-    listener = socket.socket(socket.AF_INET6 if ":" in address.host else socket.AF_INET, socket.SOCK_STREAM)
+    if socket_path is not None:
+        return _unix_listener(socket_path.absolute(), trust)
+    listener = socket.socket(socket.AF_INET6 if ":" in host else socket.AF_INET, socket.SOCK_STREAM)
     listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
     keep_alive(listener, _ALIVE_AFTER_S, _ALIVE_EVERY_S, _ALIVE_PROBES)
     try:
-        listener.bind((address.host, address.port))
+        listener.bind((host, port))
         listener.listen(_BACKLOG)
     except (OSError, OverflowError) as error:
         listener.close()
         why = getattr(error, "strerror", None) or error
-        raise InvalidInputError(f"cannot listen on {address.host}:{address.port}: {why}") from error
+        raise InvalidInputError(f"cannot listen on {host}:{port}: {why}") from error
     return listener
 
 

@@ -10,28 +10,23 @@ lost to the driver that names them.
 from __future__ import annotations
 
 import asyncio
-import json
 import os
 import socket
 import ssl
 import threading
-from collections.abc import Awaitable, Callable, MutableMapping
-from typing import Any
+from collections.abc import Callable
 
 import uvicorn
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from dstl_service.http.connections import Connections, Endable
+from dstl_service.http.errors import error_response
 from dstl_service.http.http_protocol import BoundedHttpProtocol
 from dstl_service.http.tls_listener import TlsListener
 from dstl_service.process.stop_time import ANSWERED_BY
 from storage.errors import ClosedError
 
 _TICK_S = 0.1  # The server checks for signals at this interval.
-
-_Message = MutableMapping[str, Any]
-_Receive = Callable[[], Awaitable[_Message]]
-_Send = Callable[[_Message], Awaitable[None]]
-_App = Callable[[_Message, _Receive, _Send], Awaitable[None]]
 
 
 class StoppingServer(uvicorn.Server):
@@ -89,14 +84,14 @@ class StoppingServer(uvicorn.Server):
 class ShutdownMiddleware:
     """Answers requests that are cancelled at the stop with 503: the client asks the next process."""
 
-    def __init__(self, app: _App) -> None:
+    def __init__(self, app: ASGIApp) -> None:
         self._app = app
 
-    async def __call__(self, scope: _Message, receive: _Receive, send: _Send) -> None:
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Pass the request on."""
         started = False
 
-        async def watched(message: _Message) -> None:
+        async def watched(message: Message) -> None:
             nonlocal started
             started = True
             await send(message)
@@ -107,11 +102,4 @@ class ShutdownMiddleware:
             if scope["type"] != "http" or started:
                 raise
             error = ClosedError("the service was stopped before it could answer; send the request again")
-            body = json.dumps(error.to_dict()).encode()
-            headers = [
-                (b"content-type", b"application/json"),
-                (b"content-length", str(len(body)).encode()),
-                (b"retry-after", b"1"),
-            ]
-            await send({"type": "http.response.start", "status": 503, "headers": headers})
-            await send({"type": "http.response.body", "body": body})
+            await error_response(error)(scope, receive, send)

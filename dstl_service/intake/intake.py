@@ -100,16 +100,6 @@ class Intake:
         """Size of the largest change set that can be taken in."""
         return min(SEGMENT_BYTES_MAX, self._settings.in_flight_bytes_max)
 
-    async def admit(self, set_id: ChangeSetId, job_uid: str = "") -> None:
-        """
-        Look up the job and epoch of a change set in the store if they are unknown here, before its body is read.
-
-        Raises:
-            NotFoundError: The store has no such job or epoch.
-            FencedError: A newer epoch is known here.
-        """
-        await self._jobs.owned(set_id.job, set_id.writer.epoch, job_uid)
-
     def room_for(self, set_id: ChangeSetId, size_bytes: int) -> AbstractAsyncContextManager[Place]:
         """
         Return the context in which a change set arrives and is appended; entering it waits for room (I9).

@@ -10,13 +10,13 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Awaitable, Callable, Iterator
-from contextlib import contextmanager, suppress
+from collections.abc import Awaitable, Callable
+from contextlib import suppress
 from functools import partial
 from typing import NamedTuple
 
 from dstl_service.links.frames import FRAME_BYTES_MAX, FrameDecoder, FrameError, Message, encode_frame
-from dstl_service.links.room import FrameRoom
+from dstl_service.links.room import LinkRoom
 from storage.errors import DstlError, InternalError, OverloadedError, error_from_dict
 
 HEARTBEAT_S = 0.5
@@ -58,13 +58,16 @@ class LinkConnection:
     Args:
         streams: The connection; ended at the end.
         answer: Answers the other side's requests.
-        room: Memory for what the other side sends.
+        room: Memory for what the other sides of all links send.
+        job: The link's job.
     """
 
-    def __init__(self, streams: LinkStreams, answer: Answer, room: FrameRoom) -> None:
+    def __init__(self, streams: LinkStreams, answer: Answer, room: LinkRoom, job: str) -> None:
         self._reader, self._writer, self._decoder = streams
         self._answer = answer
         self._room = room
+        self._job = job
+        self._incomplete_bytes = 0
         self._peer = str(streams.writer.get_extra_info("peername"))
         self._waiting: dict[int, asyncio.Future[Message]] = {}
         self._answering: set[asyncio.Task[None]] = set()
@@ -86,7 +89,7 @@ class LinkConnection:
         finally:
             heartbeats.cancel()
             self.end()
-            self._room.hold_incomplete(0)
+            self._hold_incomplete(0)
             with suppress(OSError, asyncio.CancelledError):
                 await heartbeats
 
@@ -104,9 +107,10 @@ class LinkConnection:
         number = self._number
         future = self._waiting[number] = asyncio.get_running_loop().create_future()
         try:
-            with _ended_link():
-                await self._send({"id": number, "request": body})
+            await self._send({"id": number, "request": body})
             answer: Message = await future
+        except OSError as error:
+            raise LinkEndedError from error
         finally:
             del self._waiting[number]
         return answer
@@ -124,9 +128,9 @@ class LinkConnection:
     async def _read(self) -> None:
         while True:
             while (message := await self._next()) is not None:
-                self._hold_incomplete()
+                self._hold_incomplete(self._decoder.buffered_bytes)
                 self._take(message)
-            self._hold_incomplete()
+            self._hold_incomplete(self._decoder.buffered_bytes)
             piece = await self._reader.read(_READ_BYTES)
             if not piece:
                 return
@@ -138,14 +142,19 @@ class LinkConnection:
             return self._decoder.next()
         self._is_waiting = True
         try:
-            async with self._room.turn():
+            async with self._room.turn(self._job):
                 return self._decoder.next()
         finally:
             self._is_waiting, self._silent = False, 0
 
-    def _hold_incomplete(self) -> None:
-        if not self._room.hold_incomplete(self._decoder.buffered_bytes):
+    def _hold_incomplete(self, size_bytes: int) -> None:
+        """Hold this much of the room for the incomplete frame, instead of what was held for it before."""
+        more = size_bytes - self._incomplete_bytes
+        if more > 0 and not self._room.take(self._job, more):
             raise FrameError("too many bytes are arriving on the links of this job")
+        if more < 0:
+            self._room.give_back(self._job, -more)
+        self._incomplete_bytes = size_bytes
 
     def _take(self, message: Message) -> None:
         number = message.get("id")
@@ -155,7 +164,7 @@ class LinkConnection:
             if len(self._answering) >= _UNREAD_ANSWERS_MAX:
                 raise FrameError("the other side reads no answers")
             cost_bytes = self._decoder.cost_bytes
-            is_held = self._room.take(cost_bytes)
+            is_held = self._room.take(self._job, cost_bytes)
             task = asyncio.get_running_loop().create_task(self._serve(number, request if is_held else None))
             self._answering.add(task)
             task.add_done_callback(partial(self._answered, cost_bytes if is_held else 0))
@@ -170,7 +179,7 @@ class LinkConnection:
 
     def _answered(self, held_bytes: int, task: asyncio.Task[None]) -> None:
         self._answering.discard(task)
-        self._room.give_back(held_bytes)
+        self._room.give_back(self._job, held_bytes)
 
     async def _serve(self, number: int, request: Message | None) -> None:
         """Answer a request; refuse it if there was no room for it."""
@@ -205,14 +214,6 @@ class LinkConnection:
         logger.warning("a link is silent", extra={"peer": self._peer, "heartbeats": SILENT_HEARTBEATS_MAX})
         self.is_silent = True
         self.end()
-
-
-@contextmanager
-def _ended_link() -> Iterator[None]:
-    try:
-        yield
-    except OSError as error:
-        raise LinkEndedError from error
 
 
 def _error_in(message: Message) -> DstlError:

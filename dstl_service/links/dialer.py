@@ -11,12 +11,13 @@ import asyncio
 import logging
 from contextlib import suppress
 from dataclasses import dataclass, field
+from functools import partial
 
 from dstl_service.links.certificates import pinned_context
 from dstl_service.links.connection import LinkConnection, LinkEndedError, LinkStreams, read_message
 from dstl_service.links.frames import FrameDecoder, FrameError, Message, encode_frame
 from dstl_service.links.hub import AnswerOfJob
-from dstl_service.links.room import FrameRoom, LinkRoom
+from dstl_service.links.room import LinkRoom
 from dstl_service.wire import LinkAddress, Linked
 from storage.errors import UnavailableError
 
@@ -99,11 +100,9 @@ class LinkDialer:
             DstlError: The coordinator's error.
         """
         link = self._links.get(job)
-        try:
+        with suppress(LinkEndedError):
             if link is not None and link.connection is not None:
                 return await link.connection.request(body)
-        except LinkEndedError:
-            pass
         raise UnavailableError(f"the link to the coordinator of job {job!r} has ended; ask again", job=job)
 
     @property
@@ -163,11 +162,8 @@ class LinkDialer:
             except BaseException:
                 writer.transport.abort()
                 raise
-
-        async def answer(body: Message) -> Message:
-            return await self._answer(job, body)
-
-        return LinkConnection(LinkStreams(reader, writer, decoder), answer, FrameRoom(self._room, job))
+        answer = partial(self._answer, job)
+        return LinkConnection(LinkStreams(reader, writer, decoder), answer, self._room, job)
 
     async def _until_unused(self, connection: LinkConnection, link: _Link) -> None:
         """Serve the connection until it ends or no task has asked for it for long."""

@@ -15,11 +15,12 @@ import ssl
 from collections import Counter
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field
+from functools import partial
 
 from dstl_service.links.certificates import make_server_context
 from dstl_service.links.connection import LinkConnection, LinkEndedError, LinkStreams, read_message
 from dstl_service.links.frames import FrameDecoder, FrameError, Message, encode_frame
-from dstl_service.links.room import FrameRoom, LinkRoom
+from dstl_service.links.room import LinkRoom
 from dstl_service.wire import LinkAddress, OpenLinks
 from storage.clock import new_secret
 from storage.errors import DstlError, InvalidInputError, LostChangesError
@@ -92,7 +93,7 @@ class LinkHub:
         self._jobs: dict[str, _Job] = {}
         self._opening = asyncio.Lock()
         self._server: asyncio.Task[None] | None = None
-        self._bound = ("", 0)
+        self._bound_address = ""
         self._port = 0
         self._certificate = ""
         self._strangers: Counter[str] = Counter()
@@ -195,11 +196,11 @@ class LinkHub:
 
     async def _listen(self, address: str, port: int) -> None:
         if self._server is not None:
-            if port in (0, self._port) and address == self._bound[0]:
+            if port in (0, self._port) and address == self._bound_address:
                 return
             raise InvalidInputError(
-                f"this service listens for links on {self._bound[0]} port {self._port} already; drivers of one host "
-                "use the same spark.driver.bindAddress and the same link_port"
+                f"this service listens for links on {self._bound_address} port {self._port} already; drivers of one "
+                "host use the same spark.driver.bindAddress and the same link_port"
             )
         context, certificate = await asyncio.to_thread(make_server_context)
         try:
@@ -209,7 +210,7 @@ class LinkHub:
                 f"links cannot be accepted on {address} port {port}: {error.strerror or error}; set "
                 "spark.driver.bindAddress to an address of the driver's host, and link_port to a free port or 0"
             ) from error
-        self._bound, self._certificate, self._port = (address, port), certificate, int(listener.getsockname()[1])
+        self._bound_address, self._port, self._certificate = address, int(listener.getsockname()[1]), certificate
         self._server = asyncio.get_running_loop().create_task(self._accept(listener, context))
         logger.info("listening for links", extra={"address": address, "port": self._port})
 
@@ -264,13 +265,9 @@ class LinkHub:
             logger.warning("a job has too many links", extra={"job": job, "links": len(known.hosts)})
             return
         streams.writer.write(encode_frame({"service_id": self.service_id}))
-
-        async def answer(body: Message) -> Message:
-            return await self._answer(job, body)
-
         host = known.hosts.setdefault(service_id, _Host())
         host.address = address
-        await self._keep(job, known, service_id, LinkConnection(streams, answer, FrameRoom(self._room, job)))
+        await self._keep(job, known, service_id, LinkConnection(streams, partial(self._answer, job), self._room, job))
 
     async def _keep(self, name: str, job: _Job, service_id: str, connection: LinkConnection) -> None:
         host = job.hosts[service_id]

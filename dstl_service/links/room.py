@@ -9,21 +9,20 @@ one at a time, the jobs in turn, and the loop then serves others for as long as 
 from __future__ import annotations
 
 import asyncio
-from collections import Counter
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 
 from dstl_service.links.frames import FRAME_BYTES_MAX
 from dstl_service.process.fair_slots import FairSlots
-from dstl_service.process.shares import Shares
+from dstl_service.process.shares import SharedRoom, Shares
 
 ROOM_BYTES = 4 * FRAME_BYTES_MAX
 """Memory for all links of a process: the costliest valid request, 100,000 references, fits beside a job's share."""
 
 
-class LinkRoom:
+class LinkRoom(SharedRoom):
     """
-    Counts the memory of the frames of all links of a process.
+    Counts the memory of the frames of all links of a process, in bytes.
 
     Args:
         bytes_max: The limit.
@@ -31,8 +30,7 @@ class LinkRoom:
 
     def __init__(self, bytes_max: int = ROOM_BYTES) -> None:
         # Nothing is reserved for newcomers: a share of bytes can be arbitrarily small.
-        self._shares = Shares(bytes_max, 1, 0)
-        self._held: Counter[str] = Counter()
+        super().__init__(Shares(bytes_max, 1, 0))
         self._turns = FairSlots(1)
 
     @asynccontextmanager
@@ -43,60 +41,3 @@ class LinkRoom:
             begun_s = loop.time()
             yield
             await asyncio.sleep(loop.time() - begun_s)
-
-    @property
-    def held_bytes(self) -> int:
-        """Bytes that are held now."""
-        return self._held.total()
-
-    def take(self, job: str, size_bytes: int) -> bool:
-        """Hold bytes for a job if it may have them; say whether it does."""
-        if not self._shares.admits(self._held[job], size_bytes, self._shares.total - self._held.total()):
-            return False
-        self._held[job] += size_bytes
-        return True
-
-    def give_back(self, job: str, size_bytes: int) -> None:
-        """Hold fewer bytes for a job."""
-        self._held[job] -= size_bytes
-        if self._held[job] <= 0:
-            del self._held[job]
-
-
-class FrameRoom:
-    """
-    The room of one link.
-
-    Args:
-        room: The room of all links.
-        job: The link's job.
-    """
-
-    def __init__(self, room: LinkRoom, job: str) -> None:
-        self._room = room
-        self._job = job
-        self._incomplete_bytes = 0
-
-    def hold_incomplete(self, size_bytes: int) -> bool:
-        """Hold this many bytes for the incomplete frame, instead of those before; say whether there is room."""
-        more = size_bytes - self._incomplete_bytes
-        if more > 0 and not self._room.take(self._job, more):
-            return False
-        if more < 0:
-            self._room.give_back(self._job, -more)
-        self._incomplete_bytes = size_bytes
-        return True
-
-    @asynccontextmanager
-    async def turn(self) -> AsyncIterator[None]:
-        """See `LinkRoom.turn`."""
-        async with self._room.turn(self._job):
-            yield
-
-    def take(self, size_bytes: int) -> bool:
-        """Hold bytes until `give_back`; say whether there is room for them."""
-        return self._room.take(self._job, size_bytes)
-
-    def give_back(self, size_bytes: int) -> None:
-        """Hold fewer bytes."""
-        self._room.give_back(self._job, size_bytes)

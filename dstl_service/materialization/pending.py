@@ -10,7 +10,6 @@ import asyncio
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
-from dstl_service.formats.keys import Place
 from dstl_service.formats.under_way import Announcement
 from dstl_service.materialization.snapshot_folder import SnapshotFolder
 from dstl_service.registry.job_store import JobStore
@@ -91,4 +90,4 @@ class TableHistory(NamedTuple):
     @classmethod
     def of(cls, job_store: JobStore, ref: CheckpointRef) -> TableHistory:
         """Return a checkpoint's history."""
-        return cls(job_store.job_uid, Place.of(ref.id, ref.generation).branch)
+        return cls(job_store.job_uid, ref.branch)

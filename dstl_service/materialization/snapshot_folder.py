@@ -13,6 +13,7 @@ from __future__ import annotations
 import fcntl
 import os
 import stat
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -122,12 +123,10 @@ class SnapshotFolder:
 
     def remove(self) -> None:
         """Delete the files and the folder, as far as possible, and close it."""
-        try:
+        with suppress(OSError):  # the next open of the table removes the rest
             for name in os.listdir(self._fd):
                 os.unlink(name, dir_fd=self._fd)
             os.rmdir(self.path)
-        except OSError:  # the next open of the table removes the rest
-            pass
         self.close()
 
     def close(self) -> None:

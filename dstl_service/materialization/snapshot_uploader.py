@@ -13,18 +13,18 @@ again. A file counts as stored without an upload only if a materialization of th
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Collection, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping, MutableMapping
 from concurrent.futures import Executor
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import partial
-from typing import Any, TypeVar
+from itertools import count
+from typing import Any, TypeAlias, TypeVar
 
 from dstl_service.formats.materialization_index import (
     MaterializationIndex,
     SnapshotFile,
     encode_index,
     file_key,
-    index_key,
     read_index,
 )
 from dstl_service.formats.under_way import UnderWaySnapshot
@@ -47,12 +47,8 @@ _T = TypeVar("_T")
 _RETRY_DELAY_S = 0.5
 
 
-@dataclass(slots=True)
-class KnownFiles:
-    """Cache of what a process knows of a table's files from earlier snapshots."""
-
-    checksums: dict[tuple[int, ...], str] = field(default_factory=dict)
-    """By a file's identity, which hard links share; only files of the last snapshot."""
+KnownFiles: TypeAlias = MutableMapping[tuple[int, ...], str]
+"""Checksums of a table's files by their identity, which hard links share; only those of the last snapshot."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -123,7 +119,7 @@ class SnapshotUploader:
             snapshot: The snapshot, which the checkpoint `base` lists as under way.
             base: A completed checkpoint; files of the table's snapshot in its state are reused.
             folder: Holds the files.
-            known: The table's cache.
+            known: The table's, which is updated.
 
         Raises:
             DamagedFileError: Not stored, since the local disk has damaged the table.
@@ -133,7 +129,8 @@ class SnapshotUploader:
         found = {file.name: file for file in await self._in_thread(folder.files)}
         # A table's next snapshot shares files with this one; files not in this one never return.
         here = {file.identity for file in found.values()}
-        known.checksums = {identity: checksum for identity, checksum in known.checksums.items() if identity in here}
+        for identity in known.keys() - here:
+            del known[identity]
         shared = {(file.checksum, file.size_bytes): file.object_key for file in parent.files} if parent else {}
         verified = partial(_verified, folder, found, shared)
         files = [await self._named(table, snapshot.uid, verified, file, known, shared) for file in found.values()]
@@ -149,9 +146,10 @@ class SnapshotUploader:
             files=tuple(files),
         )
         await self._upload_all(table.job, folder, [(found[file.name], file) for file in missing.values()])
-        await self._put_index(table, index)
+        handle = index.handle(table.job)
+        await self._in_thread(partial(self._store.put, handle.index_key, encode_index(index), if_absent=True))
         uploaded = sum(file.size_bytes for file in missing.values())
-        return StoredSnapshot(index.handle(table.job), uploaded, index.size_bytes - uploaded)
+        return StoredSnapshot(handle, uploaded, index.size_bytes - uploaded)
 
     async def _upload_all(self, job: str, folder: SnapshotFolder, files: list[tuple[FoundFile, SnapshotFile]]) -> None:
         """Upload files side by side; the first failure ends all of them, and none goes on after the return."""
@@ -175,12 +173,12 @@ class SnapshotUploader:
         shared: Mapping[tuple[str, int], str],
     ) -> SnapshotFile:
         """Return a file's entry for the index; only files new to this process are read."""
-        checksum = known.checksums.get(file.identity)
+        checksum = known.get(file.identity)
         if checksum is None:
             async with self._slots.held(table.job):
                 checksum = await self._in_thread(verified, file)
             if file.name.endswith(".sst"):  # the others may be written in place
-                known.checksums[file.identity] = checksum
+                known[file.identity] = checksum
         own = file_key(table.job, table.operator, table.key_groups, uid, file.name, checksum, file.size_bytes)
         key = shared.get((checksum, file.size_bytes), own)
         return SnapshotFile(file.name, key, file.size_bytes, checksum)
@@ -188,15 +186,13 @@ class SnapshotUploader:
     async def _upload(self, job: str, folder: SnapshotFolder, found: FoundFile, file: SnapshotFile) -> None:
         async with self._slots.held(job):
             await asyncio.sleep(self._bandwidth.delay_ms(file.size_bytes, self._clock.monotonic_ms()) / 1000)
-            attempt = 1
-            while True:
+            for attempt in count(1):
                 try:
                     await self._in_thread(self._put_file, folder, found, file)
                 except Exception as error:
                     if attempt >= self._settings.upload_attempts_max or not is_retryable(error):
                         raise
                     await asyncio.sleep(_RETRY_DELAY_S * attempt)
-                    attempt += 1
                 else:
                     return
 
@@ -205,10 +201,6 @@ class SnapshotUploader:
         if checksum128(data) != file.checksum:
             raise DamagedFileError(f"file {file.name} of snapshot {folder.path} has changed since it was hashed")
         self._store.put(file.object_key, data)
-
-    async def _put_index(self, table: TableId, index: MaterializationIndex) -> None:
-        key = index_key(table.job, index.operator, index.key_groups, index.uid)
-        await self._in_thread(partial(self._store.put, key, encode_index(index), if_absent=True))
 
     async def _in_thread(self, function: Callable[..., _T], *args: Any) -> _T:
         return await asyncio.get_running_loop().run_in_executor(self._executor, function, *args)

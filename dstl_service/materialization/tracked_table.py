@@ -93,7 +93,7 @@ class TrackedTable:
         self.own: PendingSnapshot | None = None
         self._foreign: ForeignSnapshot | None = None
         self._is_damaged = False
-        self._known = KnownFiles()
+        self._known: KnownFiles = {}
         self._shared = shared
         # How long to wait for another process's snapshot; it grows, or two hosts would undo each other's.
         self._patience_ms = shared.settings.interval_s * 1000

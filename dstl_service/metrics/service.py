@@ -12,7 +12,6 @@ from contextlib import suppress
 from typing import Protocol
 
 from prometheus_client import CollectorRegistry, Gauge, generate_latest
-from prometheus_client.exposition import CONTENT_TYPE_LATEST
 from prometheus_client.metrics import MetricWrapperBase
 from prometheus_client.registry import Collector
 
@@ -23,23 +22,16 @@ from dstl_service.metrics.downloads import DownloadFigures
 from dstl_service.metrics.intake import IntakeMetrics
 from dstl_service.metrics.restores import RestoreMetrics
 
-CONTENT_TYPE = CONTENT_TYPE_LATEST
-
 
 class CacheFigures(Protocol):
     """Figures of the in-memory segment cache."""
 
-    @property
-    def hits(self) -> int:
-        """Number of segments restored from memory."""
-
-    @property
-    def misses(self) -> int:
-        """Number of segments read from the store or from downloads."""
-
-    @property
-    def bytes_kept(self) -> int:
-        """Bytes of segments in memory."""
+    hits: int
+    """Number of segments restored from memory."""
+    misses: int
+    """Number of segments read from the store or from downloads."""
+    bytes_kept: int
+    """Bytes of segments in memory."""
 
 
 class _Registry(CollectorRegistry):

@@ -15,9 +15,8 @@ import socket
 import ssl
 import threading
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import asdict
-from pathlib import Path
 from urllib.parse import urlsplit
 
 from dstl_service.process.tcp_keepalive import keep_alive
@@ -47,21 +46,18 @@ class PeerClient:
     Args:
         own_token: Called before each request; returns the token to send, or None.
         timeout_s: Longest time of a call, even if bytes keep arriving.
-        ca_file: CA certificates in PEM that sign other services' certificates; None: those of the system.
-        tls: Called before each request over TLS; returns its context. Replaces `ca_file`.
+        tls: Called before each request over TLS; returns its context.
     """
 
     def __init__(
         self,
         own_token: Callable[[], str | None],
         timeout_s: float,
-        ca_file: Path | None = None,
-        tls: Callable[[], ssl.SSLContext] | None = None,
+        tls: Callable[[], ssl.SSLContext] = ssl.create_default_context,
     ) -> None:
         self._own_token = own_token
         self._timeout_s = timeout_s
-        context = ssl.create_default_context(cafile=ca_file) if tls is None else tls()
-        self._tls = tls or (lambda: context)
+        self._tls = tls
 
     def persist(
         self, url: str, job: str, refs: Sequence[ChangeSetRef], *, wait: bool, note: str | None = None
@@ -126,10 +122,8 @@ def _ended_after(timeout_s: float, connection: socket.socket) -> Iterator[None]:
     """Shut a connection down after a total time; a socket's own time-out restarts with every byte."""
 
     def end() -> None:
-        try:
+        with suppress(OSError):
             socket.socket.shutdown(connection, socket.SHUT_RDWR)  # bypasses TLS, whose shutdown may block
-        except OSError:
-            return
 
     timer = threading.Timer(timeout_s, end)
     timer.daemon = True

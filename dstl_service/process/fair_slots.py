@@ -7,11 +7,11 @@ Owned by the event loop.
 from __future__ import annotations
 
 import asyncio
-from collections import Counter, deque
+from collections import deque
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 
-from dstl_service.process.shares import shares_of
+from dstl_service.process.shares import SharedRoom, shares_of
 
 
 class FairSlots:
@@ -25,9 +25,7 @@ class FairSlots:
     """
 
     def __init__(self, total: int) -> None:
-        self._shares = shares_of(total)
-        self._free = total
-        self._held: Counter[str] = Counter()
+        self._room = SharedRoom(shares_of(total))
         self._waiting: dict[str, deque[tuple[asyncio.Future[None], int]]] = {}
 
     @asynccontextmanager
@@ -56,35 +54,22 @@ class FairSlots:
 
     def acquire_at_once(self, key: str, slots: int = 1) -> bool:
         """Take slots if the key may have them now, and does not wait for others; say whether they were taken."""
-        may_hold = key not in self._waiting and self._may_hold(key, slots)
-        if may_hold:
-            self._take(key, slots)
-        return may_hold
+        return key not in self._waiting and self._room.take(key, slots)
 
     def release(self, key: str, slots: int = 1) -> None:
         """Give slots back."""
-        self._free += slots
-        self._held[key] -= slots
-        if not self._held[key]:
-            del self._held[key]
+        self._room.give_back(key, slots)
         self._hand_on()
 
-    def _may_hold(self, key: str, slots: int) -> bool:
-        return self._shares.admits(self._held.get(key, 0), slots, self._free)
-
-    def _take(self, key: str, slots: int) -> None:
-        self._free -= slots
-        self._held[key] += slots
-
     def _hand_on(self) -> None:
-        while able := [key for key, turns in self._waiting.items() if self._may_hold(key, turns[0][1])]:
-            key = min(able, key=self._held.__getitem__)
+        while able := [key for key, turns in self._waiting.items() if self._room.admits(key, turns[0][1])]:
+            key = min(able, key=self._room.held_by)
             turns = self._waiting.pop(key)
             turn, slots = turns.popleft()
             if turns:
                 self._waiting[key] = turns  # re-queued last: many short calls of one key must not keep others waiting
             if not turn.cancelled():
-                self._take(key, slots)
+                self._room.take(key, slots)
                 turn.set_result(None)
 
     def _leave(self, key: str, turn: tuple[asyncio.Future[None], int]) -> None:

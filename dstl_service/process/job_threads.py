@@ -27,7 +27,6 @@ class RunInThread(Protocol):
 
     async def __call__(self, job: str, function: Callable[[*_Args], _T], *args: *_Args) -> _T:
         """Return what the function returns, or raise what it raises."""
-        ...
 
 
 class JobThreads:

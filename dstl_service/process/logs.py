@@ -5,8 +5,9 @@ from __future__ import annotations
 import json
 import logging
 import os
-from collections import OrderedDict
+from collections.abc import Callable
 from datetime import UTC, datetime
+from functools import lru_cache
 from io import TextIOWrapper
 from logging.handlers import RotatingFileHandler
 from pathlib import Path
@@ -62,25 +63,9 @@ class LogLimiter:
         return counted
 
 
-class LogLimiters:
-    """
-    A limiter for each kind of event; that of the least recent kind goes when there are too many.
-
-    Args:
-        clock: As of `LogLimiter`.
-    """
-
-    def __init__(self, clock: Clock) -> None:
-        self._clock = clock
-        self._limiters: OrderedDict[tuple[str, ...], LogLimiter] = OrderedDict()
-
-    def of(self, *kind: str) -> LogLimiter:
-        """Return the limiter of a kind of event."""
-        limiter = self._limiters.pop(kind, None) or LogLimiter(self._clock)
-        self._limiters[kind] = limiter
-        if len(self._limiters) > _KINDS_MAX:
-            self._limiters.popitem(last=False)
-        return limiter
+def log_limiters(clock: Clock) -> Callable[..., LogLimiter]:
+    """Return what gives each kind of event a limiter; that of the least recent kind goes when there are too many."""
+    return lru_cache(_KINDS_MAX)(lambda *_kind: LogLimiter(clock))
 
 
 class RotatingLog(RotatingFileHandler):
@@ -90,9 +75,6 @@ class RotatingLog(RotatingFileHandler):
     Standard error is redirected to the current file: output of crashes and libraries must not be lost, nor keep a
     rotated file open.
     """
-
-    def __init__(self, path: Path, bytes_max: int) -> None:
-        super().__init__(path, maxBytes=bytes_max, backupCount=_FILES_KEPT, encoding="utf-8")
 
     def _open(self) -> TextIOWrapper:
         stream = super()._open()
@@ -108,7 +90,9 @@ def configure_logging(level: str = "INFO", file: Path | None = None, file_bytes_
         InvalidInputError: The file cannot be written.
     """
     try:
-        handler: logging.Handler = logging.StreamHandler() if file is None else RotatingLog(file, file_bytes_max)
+        handler: logging.Handler = logging.StreamHandler()
+        if file is not None:
+            handler = RotatingLog(file, maxBytes=file_bytes_max, backupCount=_FILES_KEPT, encoding="utf-8")
     except OSError as error:
         raise InvalidInputError(
             f"log_file {file} cannot be written: {error.strerror}; check the path and its permissions"

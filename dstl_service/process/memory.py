@@ -12,7 +12,7 @@ import ctypes
 import gc
 import threading
 from collections.abc import Iterator
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import contextmanager
 
 # Parameters of glibc's `mallopt`.
 _TRIM_THRESHOLD = -1
@@ -53,16 +53,12 @@ class _Collector:
                     gc.enable()
 
 
-_collector = _Collector()
+without_collections = _Collector().off
+"""
+Disables garbage collection within this context; for about a second of work that makes many objects without cycles.
 
-
-def without_collections() -> AbstractContextManager[None]:
-    """
-    Disable garbage collection within this context; for about a second of work that makes many objects without cycles.
-
-    The collector would traverse all of them repeatedly, and no other thread runs meanwhile.
-    """
-    return _collector.off()
+The collector would traverse all of them repeatedly, and no other thread runs meanwhile.
+"""
 
 
 def reuse_freed_memory() -> None:

@@ -11,7 +11,7 @@ from __future__ import annotations
 from dstl_service.formats.keys import EpochRecord, epoch_key, epoch_prefix, number_of
 from dstl_service.registry.hints import read_hint, write_hint
 from dstl_service.registry.lives import EPOCHS_OF_LIFE, LifeFolder, first_epoch, life_of
-from storage.errors import ConflictError, FencedError, NotFoundError, UnavailableError
+from storage.errors import ConflictError, NotFoundError, UnavailableError
 from storage.object_store import ObjectStore
 
 _HINT = "epoch"
@@ -79,16 +79,6 @@ class EpochStore:
         if self._find(epoch + 1) is not None:
             return epoch + 1
         return self._listed(epoch + 1) or None
-
-    def check_newest(self, epoch: int) -> None:
-        """Raise `FencedError` if a newer epoch has begun."""
-        newer = self.newer_than(epoch)
-        if newer is not None:
-            raise FencedError(
-                f"job {self._folder.job!r} was taken over by epoch {newer} while epoch {epoch} was running",
-                epoch=epoch,
-                newer_epoch=newer,
-            )
 
     def _find(self, epoch: int) -> EpochRecord | None:
         try:

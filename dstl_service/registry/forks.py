@@ -316,9 +316,7 @@ def has_hold(store: ObjectStore, uid: str, origin: ForkOrigin) -> bool:
 
 
 def _savepoints(store: ObjectStore, job: str, life: int) -> SavepointStore:
-    folder = LifeFolder(store, job)
-    folder.enter(life)
-    return SavepointStore(store, folder)
+    return SavepointStore(store, LifeFolder(store, job, life))
 
 
 def _record_of(store: ObjectStore, held_for: str) -> JobRecord | None:

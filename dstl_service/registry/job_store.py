@@ -17,7 +17,6 @@ from dstl_service.registry.forks import ForkedJob
 from dstl_service.registry.hints import read_hint, write_hint
 from dstl_service.registry.lives import Lives, life_folder, life_of, record_key
 from dstl_service.registry.manifest_log import place_of_manifest
-from dstl_service.registry.manifest_reader import is_checkpoint
 from dstl_service.registry.named_objects import KnownIndexes
 from dstl_service.registry.parallelism_requests import ParallelismRequests, WantedParallelism
 from dstl_service.registry.unfinished_objects import UnfinishedObjects
@@ -178,7 +177,7 @@ class JobStore(ForkedJob):
         """Return the checkpoint of this id and uid that follows `base`, whatever its generation, or None."""
         place = self._log.last_at(_branch_of(base), checkpoint_id)
         manifest = self._log.load(place) if place else None
-        return manifest if manifest is not None and manifest.uid == uid and is_checkpoint(manifest) else None
+        return manifest if manifest is not None and manifest.uid == uid and not manifest.is_fence else None
 
     def newest_of(self, checkpoint_id: int) -> Manifest | None:
         """Return the checkpoint of this id on the newest checkpoint's chain, or None."""
@@ -245,7 +244,7 @@ class JobStore(ForkedJob):
         self._newest_epoch()
         for place, _ in self._log.last_places():
             manifest = self.load(place.id, place.generation)
-            if is_checkpoint(manifest):
+            if not manifest.is_fence:
                 yield manifest
 
     def completed(self) -> Iterator[Manifest]:
@@ -275,7 +274,7 @@ class JobStore(ForkedJob):
                 break
             if place not in keeping:
                 manifest = self._log.find(place)
-                if manifest is None or not is_checkpoint(manifest):
+                if manifest is None or manifest.is_fence:
                     passed += oldest is None
                     continue
                 yield manifest.ref, info
@@ -317,11 +316,11 @@ class JobStore(ForkedJob):
         """Raise if a checkpoint must not follow the last manifest at its id."""
         if there.epoch > manifest.epoch:
             raise FencedError.taken_over(self._job, manifest.epoch, there.epoch)
-        if is_checkpoint(there):
+        if not there.is_fence:
             raise ConflictError(
                 f"checkpoint {manifest.id} is already complete, as {there.ref.to_text()}", epoch=manifest.epoch
             )
 
 
 def _branch_of(base: CheckpointRef | None) -> int:
-    return Place.of(base.id, base.generation).branch if base is not None else 0
+    return base.branch if base is not None else 0

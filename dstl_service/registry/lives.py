@@ -97,12 +97,7 @@ class Lives:
 
     def tombstone_of(self, life: int, number: int) -> Tombstone | None:
         """Return the tombstone of a number, or None; raises as `tombstone`."""
-        key = tombstone_key(self._job, life, number)
-        try:
-            data = self._store.get(key)
-        except NotFoundError:
-            return None
-        return Tombstone.decode(data, key)
+        return read_tombstone(self._store, tombstone_key(self._job, life, number))
 
     def tombstone_number(self, life: int) -> int:
         """Return the number of a life's tombstone, or of its next one."""
@@ -172,17 +167,26 @@ class Lives:
         return f"@lives/{self._job}/{life:08d}"
 
 
+def read_tombstone(store: ObjectStore, key: str) -> Tombstone | None:
+    """Return the tombstone of this key, or None; `CorruptDataError` if it cannot be read."""
+    try:
+        data = store.get(key)
+    except NotFoundError:
+        return None
+    return Tombstone.decode(data, key)
+
+
 class LifeFolder:
     """
     The registry folder of one life: the life current at the first access, and never another.
 
-    A process must cache and delete within one life; another life needs another instance.
+    A process must cache and delete within one life; another life needs another instance. With `life` it is that one.
     """
 
-    def __init__(self, store: ObjectStore, job: str) -> None:
+    def __init__(self, store: ObjectStore, job: str, life: int | None = None) -> None:
         self.job = job
         self._lives = Lives(store, job)
-        self._life: int | None = None
+        self._life = life
 
     @property
     def life(self) -> int:

@@ -77,7 +77,7 @@ class ManifestReader:
         manifest = self.load(ref.id, ref.generation)
         if manifest.uid != ref.uid:
             manifest = self._log.load_anew(Place.of(ref.id, ref.generation))
-        if manifest.uid != ref.uid or not is_checkpoint(manifest):
+        if manifest.uid != ref.uid or manifest.is_fence:
             raise NotFoundError(f"job {self._job!r} has no checkpoint {ref.to_text()}", job=self._job)
         return manifest
 
@@ -162,14 +162,9 @@ class ManifestReader:
         return next((step == older for step in self.ancestors(ref) if step.id <= older.id), False)
 
     def _know(self, manifest: Manifest) -> None:
-        if not is_checkpoint(manifest):
+        if manifest.is_fence:
             return
         with self._lock:
             self._bases[manifest.ref] = manifest.base
             while len(self._bases) > _BASES_KNOWN:
                 self._bases.popitem(last=False)
-
-
-def is_checkpoint(manifest: Manifest) -> bool:
-    """Return whether a manifest is a checkpoint's, not a fence."""
-    return not manifest.is_fence

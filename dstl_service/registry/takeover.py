@@ -29,7 +29,7 @@ from dstl_service.registry.manifest_log import Stand, place_of_manifest
 from dstl_service.registry.manifest_reader import ManifestReader
 from dstl_service.wire import CLOSED_SINK, RECENT_MAX, SET_ASIDE_SUFFIX, CheckpointRef, OperatorInfo
 from storage.clock import Clock, IdSource
-from storage.errors import ConflictError, CorruptDataError, NotFoundError
+from storage.errors import ConflictError, CorruptDataError, FencedError, NotFoundError
 from storage.model import SegmentHandle
 from storage.object_store import ObjectStore
 from storage.segment_format import encode_object
@@ -120,7 +120,13 @@ class OwnedJob(ManifestReader):
 
     def check_still_newest(self, epoch: int) -> None:
         """Raise `FencedError` if a newer epoch began."""
-        self._epochs.check_newest(epoch)
+        newer = self._epochs.newer_than(epoch)
+        if newer is not None:
+            raise FencedError(
+                f"job {self._job!r} was taken over by epoch {newer} while epoch {epoch} was running",
+                epoch=epoch,
+                newer_epoch=newer,
+            )
 
     def keep(self, name: str, manifest: Manifest, held_for: str = "") -> Manifest:
         """Keep a checkpoint under a name; see `dstl_service.registry.savepoints.SavepointStore.create`."""

@@ -9,6 +9,7 @@ Reads only; damage is collected, not raised, so that one report has all of it. B
 from __future__ import annotations
 
 from collections.abc import Iterable
+from contextlib import suppress
 from dataclasses import dataclass, field
 
 from dstl_service.formats.manifest import Manifest
@@ -91,12 +92,10 @@ def check_object(store: ObjectStore, key: str, handles: Iterable[SegmentHandle])
 def _chain(registry: Registry) -> list[Manifest]:
     """Return the intact part of the newest chain; the break is among the registry's problems."""
     found: list[Manifest] = []
-    try:
+    with suppress(CorruptDataError):
         if registry.newest is not None:
             for manifest in registry.chain(registry.newest):
                 found.append(manifest)  # noqa: PERF402 - keeps the manifests before the break
-    except CorruptDataError:
-        pass
     return found
 
 

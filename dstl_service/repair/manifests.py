@@ -11,7 +11,7 @@ from dstl_service.formats.keys import Place
 from dstl_service.formats.manifest import COMPLETE_EVERY, Manifest, ManifestKind, StateView
 from dstl_service.registry.manifest_log import place_of_manifest
 from dstl_service.registry.takeover import fence
-from dstl_service.repair.plan import CheckpointCandidate, RecoveryPlan, Stored, _ends_chain, _is_restorable, find_set
+from dstl_service.repair.plan import CheckpointCandidate, RecoveryPlan, Stored, find_set, is_restorable
 from dstl_service.repair.scan import Registry
 from dstl_service.wire import CheckpointRef
 from storage.clock import IdSource
@@ -29,7 +29,7 @@ def manifests_of(plan: RecoveryPlan, registry: Registry, job_uid: str, stored: S
     """
     newest = plan.path[0].manifest
     passed = {manifest.ref for manifest, _ in plan.passed}
-    if newest is not None and not passed and _is_restorable(registry, newest):
+    if newest is not None and not passed and is_restorable(registry, newest):
         return []
     state = state_of(plan, stored)
     path = list(reversed(plan.path))[-COMPLETE_EVERY:]
@@ -40,7 +40,7 @@ def manifests_of(plan: RecoveryPlan, registry: Registry, job_uid: str, stored: S
     for number, one in enumerate(path):
         known = one.manifest
         is_complete = number == 0
-        is_next = known is not None and (known.base == before if not is_complete else _ends_chain(known))
+        is_next = known is not None and (known.base == before if not is_complete else known.starts_chain)
         if known is not None and is_next and not manifests and known.ref not in passed:
             before = known.ref
             continue

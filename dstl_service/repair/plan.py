@@ -19,11 +19,10 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from types import MappingProxyType
 
-from dstl_service.formats.checkpoint_header import header_of
+from dstl_service.formats.checkpoint_header import CheckpointHeader, header_of
 from dstl_service.formats.checkpoint_record import CheckpointRecord, NotedSet
 from dstl_service.formats.manifest import Manifest, StateView
 from dstl_service.repair.scan import Registry
-from dstl_service.wire import CheckpointRef, ForkOrigin, OperatorInfo
 from storage.errors import CorruptDataError
 from storage.model import ChangeSetId, SegmentHandle, SegmentKind
 
@@ -34,48 +33,30 @@ _Key = tuple[int, str]
 
 
 @dataclass(frozen=True, slots=True)
-class CheckpointCandidate:
+class CheckpointCandidate(CheckpointHeader):
     """
-    A try at a checkpoint, according to its note or manifest.
+    A try at a checkpoint, according to its note or manifest; `uid` distinguishes those at one id.
 
     Args:
         id: The checkpoint's id.
-        uid: Distinguishes candidates at one id.
-        epoch: Epoch of the driver that tried.
         stored_as: Name of the object with its note; names ascend with time, even after objects were copied.
         created_ms: When it was stored, as far as known.
-        base: The checkpoint before.
-        query_id: Spark's query id.
-        offsets: Spark's offsets entry.
-        operators: As in a manifest.
         sets: The sets that the checkpoint added.
         start: All earlier state, if recorded.
         manifest: The readable manifest, if there is one.
         note: Handle of its note, if known.
         is_kept: A savepoint keeps it, or the job was rewound to it or began with it as a fork, so it existed.
-        closed_ms: As in the manifest.
-        rewound_from: As in the manifest.
-        forked_from: As in the manifest.
         planned_ms: As in the note; 0 if unknown.
     """
 
     id: int
-    uid: str
-    epoch: int
     stored_as: str
     created_ms: int
-    base: CheckpointRef | None
-    query_id: str
-    offsets: str
-    operators: tuple[OperatorInfo, ...]
     sets: tuple[NotedSet, ...]
     start: StateView | None
     manifest: Manifest | None = None
     note: SegmentHandle | None = None
     is_kept: bool = False
-    closed_ms: int | None = None
-    rewound_from: CheckpointRef | None = None
-    forked_from: ForkOrigin | None = None
     planned_ms: int = 0
 
     @property
@@ -106,13 +87,12 @@ class CheckpointCandidate:
     @classmethod
     def of_manifest(cls, manifest: Manifest) -> CheckpointCandidate:
         """Return the candidate of a manifest."""
-        is_start = manifest.starts_chain
         return cls(
             id=manifest.id,
             stored_as="",
             created_ms=manifest.created_ms,
             sets=tuple(NotedSet(handle.entry.id, handle.entry.checksum) for handle in manifest.segments),
-            start=StateView(manifest.materializations, list(manifest.earlier)) if is_start else None,
+            start=StateView(manifest.materializations, list(manifest.earlier)) if manifest.starts_chain else None,
             manifest=manifest,
             note=manifest.note,
             **header_of(manifest),
@@ -293,11 +273,7 @@ def describe_missing(noted: NotedSet) -> str:
     )
 
 
-def _ends_chain(manifest: Manifest) -> bool:
-    return manifest.starts_chain
-
-
-def _is_restorable(registry: Registry, newest: Manifest) -> bool:
+def is_restorable(registry: Registry, newest: Manifest) -> bool:
     """Return whether the newest checkpoint's manifests are all sound."""
     if registry.newest != newest:
         return False

@@ -11,7 +11,8 @@ Decisions are in `dstl_service.repair.plan`; this module does the blocking I/O.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field, replace
 
 from dstl_service.formats.checkpoint_record import CheckpointRecord
@@ -261,13 +262,9 @@ def _check_writable(
         )
 
 
-def _causes(report: RebuildReport) -> Iterator[str]:
-    found = False
-    for cause in (*report.lost[:_CAUSES_MAX], *report.object_problems[:_CAUSES_MAX], *report.registry_problems):
-        found = True
-        yield cause
-    if not found:
-        yield "no notes were found"
+def _causes(report: RebuildReport) -> list[str]:
+    causes = [*report.lost[:_CAUSES_MAX], *report.object_problems[:_CAUSES_MAX], *report.registry_problems]
+    return causes or ["no notes were found"]
 
 
 def _choose_life(registry: Registry, records: Sequence[tuple[CheckpointRecord, SegmentHandle, int]]) -> str:
@@ -332,8 +329,6 @@ def _damaged_epochs(registry: Registry) -> list[int]:
     numbers = []
     for key in registry.damaged:
         if key.startswith(f"{registry.folder}/epochs/"):
-            try:
+            with suppress(CorruptDataError):
                 numbers.append(number_of(key))
-            except CorruptDataError:
-                continue
     return numbers

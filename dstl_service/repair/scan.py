@@ -69,7 +69,7 @@ class Registry:
     @property
     def checkpoints(self) -> list[Manifest]:
         """All manifests but fences, by place."""
-        return [self.manifests[place] for place in sorted(self.manifests) if not self._is_fence(place)]
+        return [self.manifests[place] for place in sorted(self.manifests) if not self.manifests[place].is_fence]
 
     @property
     def newest(self) -> Manifest | None:
@@ -99,15 +99,14 @@ class Registry:
         while step is not None:
             yield step
             is_known = is_known or step.starts_chain
-            base = step.base
-            step = None
+            base, step = step.base, None
             if base is not None:
-                step = self.manifests.get((base.id, base.generation))
-                if step is None or step.uid != base.uid or step.is_fence:
-                    if not is_known:
-                        key = manifest_key(self.folder, base.id, base.generation)
-                        raise CorruptDataError(f"manifest {key} is missing, which the newest checkpoint builds on")
-                    step = None
+                found = self.manifests.get((base.id, base.generation))
+                if found is not None and found.uid == base.uid and not found.is_fence:
+                    step = found
+                elif not is_known:
+                    key = manifest_key(self.folder, base.id, base.generation)
+                    raise CorruptDataError(f"manifest {key} is missing, which the newest checkpoint builds on")
 
     def problems(self) -> list[str]:
         """Return the problems, each with the object's name; empty for a sound registry."""
@@ -126,9 +125,6 @@ class Registry:
             except CorruptDataError as error:
                 found.append(error.message)
         return found
-
-    def _is_fence(self, place: tuple[int, int]) -> bool:
-        return self.manifests[place].is_fence
 
 
 def read_registry(store: ObjectStore, job: str, life_min: int = 0) -> Registry:

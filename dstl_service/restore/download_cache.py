@@ -67,7 +67,6 @@ class DownloadCache:
         clock: For `idle_s`.
         ids: Names this process's part of the folder.
         trust: Owners whose folders may be on the path to the files.
-        figures: Counters to update; its own by default.
         ahead: Downloads the pieces of a file.
     """
 
@@ -80,7 +79,6 @@ class DownloadCache:
         clock: Clock,
         ids: IdSource,
         trust: Trust = OWN,
-        figures: DownloadFigures | None = None,
         ahead: ReadAhead = NOTHING_AHEAD,
     ) -> None:
         self._store = store
@@ -100,7 +98,7 @@ class DownloadCache:
         self._closed = threading.Event()
         self._last_name = 0
         self._ahead = ahead
-        self.figures = figures or DownloadFigures()
+        self.figures = DownloadFigures()
 
     @property
     def url(self) -> str:
@@ -277,7 +275,9 @@ class DownloadCache:
             if self._closed.is_set():
                 return False
             self._files[key] = file
-            self._start_sweeper()
+            if self._sweeper is None:
+                self._sweeper = threading.Thread(target=self._sweep_regularly, name="downloads", daemon=True)
+                self._sweeper.start()
         return True
 
     def _reserve(self, size_bytes: int) -> bool:
@@ -330,11 +330,6 @@ class DownloadCache:
             self.figures.hits += hits
             self.figures.misses += misses
             self.figures.failures += failures
-
-    def _start_sweeper(self) -> None:
-        if self._sweeper is None:
-            self._sweeper = threading.Thread(target=self._sweep_regularly, name="downloads", daemon=True)
-            self._sweeper.start()
 
     def _sweep_regularly(self) -> None:
         while not self._closed.wait(self._idle_s / 4):

@@ -158,26 +158,17 @@ def plan_step(
     return RestorePlan(False, key_groups, select_handles(manifest.segments, operator, key_groups))
 
 
-def read_plan(
-    plan: RestorePlan, store: ObjectReader, cache: SegmentCache, ahead: ReadAhead = NOTHING_AHEAD
-) -> Iterator[tuple[SegmentHandle, BytesLike]]:
-    """
-    Yield the payloads of a plan's segments in order, from the cache where possible.
-
-    Raises:
-        CorruptDataError: An object is missing, damaged or truncated; names it.
-    """
-    return read_handles(plan.handles, store, cache, ahead)
-
-
 def read_handles(
     wanted: Sequence[SegmentHandle], store: ObjectReader, cache: SegmentCache, ahead: ReadAhead = NOTHING_AHEAD
 ) -> Iterator[tuple[SegmentHandle, BytesLike]]:
     """
-    Yield these segments in the order given; see `read_plan`.
+    Yield these segments with their payloads in the order given, from the cache where possible.
 
     Payloads load lazily: a consumed payload is not held, and a waiting one only if it shares an object with a consumed
     one, or is read ahead.
+
+    Raises:
+        CorruptDataError: An object is missing, damaged or truncated; names it.
     """
     steps = [list(step) for _, step in groupby(wanted, key=lambda handle: handle.entry.id.checkpoint_id)]
     for handles, (missing, stored) in zip(

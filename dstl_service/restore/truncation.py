@@ -88,11 +88,6 @@ def without_consumed(view: StateView, operators: Iterable[OperatorInfo]) -> Stat
     return view if is_same else StateView(tables, log)
 
 
-def would_count(view: StateView, handle: MaterializationHandle) -> bool:
-    """Return whether a state would use a materialization: for some of its key groups it has nothing newer."""
-    return Counting(view).would_count(handle)
-
-
 class Counting:
     """Checks many materializations against a state; one pass over the state."""
 
@@ -108,7 +103,7 @@ class Counting:
         self._bases = {name: ByKeyGroups(found, _OF_SEGMENT) for name, found in bases.items()}
 
     def would_count(self, handle: MaterializationHandle) -> bool:
-        """See `would_count`."""
+        """Return whether the state would use a materialization: for some of its key groups it has nothing newer."""
         materializations = self._materializations.get(handle.operator, _NO_SNAPSHOTS).within(handle.key_groups)
         bases = self._bases.get(handle.operator, _NO_SEGMENTS).within(handle.key_groups)
         beside = [item for item in materializations if item.uid != handle.uid]

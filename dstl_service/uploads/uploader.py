@@ -16,14 +16,13 @@ from __future__ import annotations
 
 import asyncio
 import threading
-from collections import Counter
 from collections.abc import Callable, Sequence
 from concurrent.futures import Executor, Future
 from functools import partial
 from typing import Any
 
 from dstl_service.process.fair_slots import FairSlots
-from dstl_service.process.shares import shares_of
+from dstl_service.process.shares import SharedRoom, shares_of
 from dstl_service.uploads.hedging import Hedging
 from storage.checksum import BytesLike
 from storage.clock import IdSource
@@ -98,17 +97,16 @@ class Uploader:
         self.policy = policy
         self.hedging = Hedging(hedge_share_max)
         self.slots = FairSlots(slots_in_all(slots))
-        self._running: Counter[str] = Counter()
+        self._running = SharedRoom(shares_of(attempts_running_max))
         self._store = store
         self._executor = executor
         self._ids = ids
         self._host_id = host_id
-        self._attempts = shares_of(attempts_running_max)
 
     @property
     def attempts_running(self) -> int:
         """Number of running attempts, of all jobs."""
-        return self._running.total()
+        return self._running.held
 
     def begin(self, job: str, segments: Sequence[Segment], name: str | None = None) -> Upload:
         """
@@ -131,7 +129,7 @@ class Uploader:
 
     def admits(self, job: str) -> bool:
         """Return whether another attempt of the job may start now."""
-        return self._attempts.admits(self._running[job], 1, self._attempts.total - self.attempts_running)
+        return self._running.admits(job, 1)
 
     def attempt(self, job: str, key: str, buffers: Sequence[BytesLike]) -> asyncio.Future[str | None]:
         """Start to put an object; the result is None or the text of a retryable error; other errors are raised."""
@@ -139,12 +137,12 @@ class Uploader:
         if not self.admits(job):
             refused: asyncio.Future[str | None] = loop.create_future()
             refused.set_result(
-                f"{self.attempts_running} attempts hang already, {self._running[job]} of this job; the store does not "
-                "answer"
+                f"{self.attempts_running} attempts hang already, {self._running.held_by(job)} of this job; the store "
+                "does not answer"
             )
             return refused
         running = loop.run_in_executor(self._executor, self._put, key, buffers)
-        self._running[job] += 1
+        self._running.take(job, 1)
         running.add_done_callback(partial(self._attempt_ended, job))
         return running
 
@@ -158,9 +156,7 @@ class Uploader:
         return None
 
     def _attempt_ended(self, job: str, attempt: asyncio.Future[str | None]) -> None:
-        self._running[job] -= 1
-        if not self._running[job]:
-            del self._running[job]
+        self._running.give_back(job, 1)
         if not attempt.cancelled():
             attempt.exception()  # marks it as retrieved: a loser's outcome is not awaited
 

@@ -23,7 +23,6 @@ class FrameStream(Protocol):
 
     def read(self, size: int, /) -> bytes:
         """Return this many bytes, or fewer at the end."""
-        ...
 
 
 def encode_frame(header: dict[str, Any], payload: BytesLike = b"") -> list[BytesLike]:

@@ -16,7 +16,7 @@ from dstl_service.collection.garbage_collector import collect_garbage
 from dstl_service.formats.manifest import object_keys
 from dstl_service.formats.under_way import uid_in_key
 from dstl_service.registry.job_store import JobStore
-from dstl_service.restore.plan import plan_restore, read_plan
+from dstl_service.restore.plan import plan_restore, read_handles
 from dstl_service.restore.segment_cache import SegmentCache
 from loadtest.chaos.driver import ScriptedDriver
 from loadtest.chaos.model import MAX_PARALLELISM, OPERATORS, Table, apply
@@ -102,7 +102,7 @@ def _restored(store: ObjectStore, job_store: JobStore, operator: str, checkpoint
     assert manifest is not None
     plan = plan_restore(job_store, operator, _EVERYTHING, None, manifest.ref)
     table: Table = {}
-    for handle, payload in read_plan(plan, store, SegmentCache(0)):
+    for handle, payload in read_handles(plan.handles, store, SegmentCache(0)):
         apply(table, dict(decode_change_set(payload, handle.object_key)))
     places = Counter((handle.object_key, handle.entry.offset_bytes) for handle in plan.handles)
     return table, sum(count > 1 for count in places.values())

@@ -206,7 +206,7 @@ def stored_state(url: str | ObjectStore, job: str, operator: str) -> dict[bytes,
     """Read an operator's whole state from the newest checkpoint: table key to value."""
     from backend_client.table.snapshot import IncomingSnapshot
     from dstl_service.registry.job_store import JobStore
-    from dstl_service.restore.plan import plan_restore, read_plan, read_snapshots
+    from dstl_service.restore.plan import plan_restore, read_handles, read_snapshots
     from dstl_service.restore.segment_cache import SegmentCache
     from dstl_service.wire import FileFrame
     from storage.change_set import decode_change_set
@@ -223,7 +223,7 @@ def stored_state(url: str | ObjectStore, job: str, operator: str) -> dict[bytes,
             for file, offset, data in pieces:
                 incoming.take(FileFrame(file.name, file.object_key, offset, file.size_bytes, file.checksum), data)
             table.update({key: value for key, value in incoming.items(b"") if _counts(key, planned.counted)})
-    for handle, payload in read_plan(plan, store, SegmentCache(0)):
+    for handle, payload in read_handles(plan.handles, store, SegmentCache(0)):
         for key, change in decode_change_set(bytes(payload), handle.object_key):
             if _counts(key, plan.counted(handle)):
                 if change is None:

@@ -33,7 +33,7 @@ from dstl_service.materialization.snapshot_folder import FoundFile
 from dstl_service.peers.client import PeerClient
 from dstl_service.registry.forks import has_hold
 from dstl_service.registry.job_store import JobStore
-from dstl_service.restore.plan import plan_restore, read_plan, read_snapshots
+from dstl_service.restore.plan import plan_restore, read_handles, read_snapshots
 from dstl_service.restore.segment_cache import SegmentCache
 from dstl_service.settings import CacheSettings, GcSettings, ServiceSettings
 from dstl_service.wire import SINK, ChangeSetRef, CheckpointRef, CompleteRequest, OpenJob, OperatorInfo
@@ -400,7 +400,7 @@ def _check_restored(cluster: CheckedCluster, job_store: JobStore, oracle: Oracle
             for file, _, data in files:
                 if file.name.endswith(".sst"):
                     _apply(sst_content(bytes(data)), table)
-        for _, payload in read_plan(plan, cluster.store, SegmentCache(0)):
+        for _, payload in read_handles(plan.handles, cluster.store, SegmentCache(0)):
             _apply(bytes(payload), table)
         if table != oracle.contents(manifest):
             raise ViolationError(f"{manifest.ref.to_text()} is restored with other content")

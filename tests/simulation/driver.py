@@ -108,7 +108,7 @@ class CompetingDriver:
 
     async def _append(self, host: int, segment: Segment, *, preemptive: bool) -> ChangeSetRef:
         async def append(parts: Parts) -> ChangeSetRef:
-            await parts.intake.admit(segment.id)
+            await parts.jobs.owned(segment.id.job, segment.id.writer.epoch)
             return parts.intake.append(segment, preemptive=preemptive)
 
         return await self._cluster.ask(host, append)

@@ -23,7 +23,7 @@ from dstl_service.collection.garbage_collector import collect_garbage
 from dstl_service.formats.manifest import object_keys
 from dstl_service.formats.under_way import uid_in_key
 from dstl_service.registry.job_store import JobStore
-from dstl_service.restore.plan import plan_restore, read_plan
+from dstl_service.restore.plan import plan_restore, read_handles
 from dstl_service.restore.segment_cache import SegmentCache
 from storage.leftovers import remove_leftovers
 from storage.testing import FakeIds
@@ -75,7 +75,7 @@ def compare(cluster: SimulatedCluster, newest_only: int | None = None) -> set[st
         named |= object_keys(manifest)
         for operator in OPERATORS:
             plan = plan_restore(jobs, operator, EVERYTHING, None, manifest.ref)
-            found = list(read_plan(plan, cluster.store, SegmentCache(0)))
+            found = list(read_handles(plan.handles, cluster.store, SegmentCache(0)))
             assert table_of(found) == cluster.contents[manifest.uid][operator], f"{manifest.ref} has other content"
     return named
 

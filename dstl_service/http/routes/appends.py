@@ -88,7 +88,7 @@ async def answer_append(parts: Parts, request: AppendRequest, scope: Scope, rece
     length = next((value for name, value in scope["headers"] if name == b"content-length"), b"")
     if not length.isdigit():
         raise InvalidInputError(f"a change set needs a content-length of at most {intake.change_set_bytes_max} bytes")
-    await intake.admit(request.set_id, request.job_uid)
+    await parts.jobs.owned(request.set_id.job, request.set_id.writer.epoch, request.job_uid)
     async with intake.room_for(request.set_id, int(length)) as place:
         payload = await _collect_body(receive, int(length), place)
         segment = Segment(request.set_id, request.key_groups, request.count, payload, request.checksum)

@@ -23,7 +23,6 @@ async def list_checkpoints(job: JobName, parts: ServiceParts) -> list[Checkpoint
 async def show_checkpoint(job: JobName, checkpoint_id: CheckpointId, parts: ServiceParts) -> dict[str, Any]:
     """Return one checkpoint, with the handles that it added."""
     manifest = await parts.catalog.checkpoint(job, checkpoint_id)
-    handles = [handle.to_dict() for handle in manifest.segments]
     info = manifest.info()
     return {
         "checkpoint": info.ref.to_text(),
@@ -35,7 +34,7 @@ async def show_checkpoint(job: JobName, checkpoint_id: CheckpointId, parts: Serv
         "offsets": info.offsets,
         "operators": {item.label: item.parallelism for item in info.operators if item.kind != REMOVED},
         "segment_bytes": info.segment_bytes,
-        "handles": handles,
+        "handles": [handle.to_dict() for handle in manifest.segments],
     }
 
 

@@ -6,13 +6,13 @@ import os
 from typing import Annotated
 
 from fastapi import APIRouter, Path, Request, Response, status
+from prometheus_client import CONTENT_TYPE_LATEST
 
 from dstl_service import __version__
 from dstl_service.collection.garbage_collector import GarbageReport
 from dstl_service.http.acts import Acts
 from dstl_service.http.errors import WITH_MODEL
 from dstl_service.http.requests import JobName, ServiceParts
-from dstl_service.metrics.service import CONTENT_TYPE
 from dstl_service.wire import (
     NAME_PATTERN,
     BatchFigures,
@@ -37,7 +37,7 @@ async def health() -> dict[str, str | int]:
 @router.get("/ready")
 async def ready(parts: ServiceParts) -> dict[str, str]:
     """Answer if the storage can be written; else 503 or 400 with the reason."""
-    await parts.check_storage()
+    await parts.probe.ask()
     return {"status": "ready"}
 
 
@@ -59,7 +59,7 @@ async def info(request: Request, parts: ServiceParts) -> ServiceInfo:
 @router.get("/metrics", response_class=Response, responses={200: {"content": {"text/plain": {}}}})
 async def metrics(parts: ServiceParts) -> Response:
     """Metrics in Prometheus' text form; see `dstl_service.metrics.service`."""
-    return Response(parts.metrics.render(), media_type=CONTENT_TYPE)
+    return Response(parts.metrics.render(), media_type=CONTENT_TYPE_LATEST)
 
 
 @router.post("/v1/jobs/{job}/garbage-collection")

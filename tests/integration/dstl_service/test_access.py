@@ -15,6 +15,7 @@ import sys
 import tempfile
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -238,13 +239,14 @@ class TestTls:
             client = ServiceClient(address, "secret", patience_s=30, ca_file=ca_file)
             client.post("/v1/jobs/job/epochs", {"owner": "test"})
             client.close()
-            trusting = PeerClient(lambda: "secret", 30, Path(ca_file))
+            trust = partial(ssl.create_default_context, cafile=ca_file)
+            trusting = PeerClient(lambda: "secret", 30, trust)
             with pytest.raises(LostChangesError, match="process that is gone"):
                 trusting.persist(address, "job", [ref], wait=True)
             with pytest.raises(LostChangesError, match="cannot be reached"):
                 PeerClient(lambda: "secret", 30).persist(address, "job", [ref], wait=True)
             with pytest.raises(UnauthorizedError):
-                PeerClient(lambda: None, 30, Path(ca_file)).persist(address, "job", [ref], wait=True)
+                PeerClient(lambda: None, 30, trust).persist(address, "job", [ref], wait=True)
 
 
 class TestToken:

@@ -59,7 +59,7 @@ COMPLETE = replace(
     rewound_from=CheckpointRef(9, 0, "given-up"),
     kept_by="call",
 )
-FENCE = Manifest(ManifestKind.FENCE, "job-uid", 7, 3, "fence-uid", 2, 1_700_000_000_001)
+FENCE = Manifest(ManifestKind.FENCE, "job-uid", 7, 3, 1_700_000_000_001, uid="fence-uid", epoch=2)
 MANIFESTS = {"manifest-delta": DELTA, "manifest-complete": COMPLETE, "manifest-fence": FENCE}
 
 REF = ChangeSetRef("op", 7, 3, 7, 0, 1, 6, "service", "http://host:1", checksum="0123456789abcdef")
@@ -132,7 +132,7 @@ def test_materialization_index_is_golden() -> None:
 
 def test_segment_object_is_golden() -> None:
     """A segment object has the same bytes as before, note included, and is read from them."""
-    note = CheckpointRecord("job", "uid", 128, 1, "u", 3, None, "", "", (), (NotedSet(SEGMENTS[0].id, 1),)).to_segment()
+    note = CheckpointRecord("job", "uid", 128, 1, (NotedSet(SEGMENTS[0].id, 1),), uid="u", epoch=3).to_segment()
     segments = sorted([*SEGMENTS, note], key=lambda item: (item.id.operator, item.id.partition, item.id.sqn))
     compare("segment-object.seg", b"".join(bytes(part) for part in encode_object(segments)[0]))
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import logging
 from functools import partial
 from pathlib import Path
@@ -108,20 +107,6 @@ def test_often_repeated_act_leaves_the_others(monkeypatch: pytest.MonkeyPatch) -
 
     acts = [entry.act for entry in trail.entries("job", pytest.fail)]
     assert acts == ["delete savepoint", "rewind", *["open", "abort"] * 3, "open"]
-
-
-def test_entries_of_earlier_versions_are_kept_likewise(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Entries whose keys do not name the act are counted separately."""
-    monkeypatch.setattr(audit, "KEPT_MAX", 3)
-    store = MemoryStore()
-    entry = {"at_ms": 1, "who": "ann", "act": "rewind", "job": "job", "facts": {}}
-    for number in range(5):
-        store.put(f"@audit/job/{number:032}.json", json.dumps(entry).encode())
-    trail = trail_of(store)
-    for _ in range(5):
-        trail.record("mallory", "open", "job")
-
-    assert sorted(entry.act for entry in trail.entries("job", pytest.fail)) == [*["open"] * 3, *["rewind"] * 3]
 
 
 def test_waiting_entries_of_one_job_leave_room_for_others() -> None:

@@ -13,8 +13,12 @@ import uvicorn
 from uvicorn.server import ServerState
 
 from dstl_service.access.callers import identified
-from dstl_service.http.http_protocol import BoundedHttpProtocol
+from dstl_service.http.connections import Connections
+from dstl_service.http.http_protocol import protocol_of
+from dstl_service.process.logs import LogLimiter
+from dstl_service.settings import HttpSettings
 from storage.private_folder import Trust
+from storage.testing import FakeClock
 from tests.other_user import IS_ROOT, NOBODY, another_user
 
 
@@ -37,7 +41,7 @@ async def answer_to(trust: Trust, path: Path, *, as_other: bool = False) -> byte
 
     config = uvicorn.Config(app, lifespan="off", log_config=None)
     config.load()
-    protocol = identified(BoundedHttpProtocol, trust)
+    protocol = identified(protocol_of(Connections(HttpSettings(), LogLimiter(FakeClock()))), trust)
     state = ServerState()
     loop = asyncio.get_running_loop()
     server = await loop.create_unix_server(lambda: protocol(config, state, {}), str(path))

@@ -27,7 +27,7 @@ AGE = 'dstl_collection_success_age_seconds{job="job"}'
 
 def collector_of(life: Life) -> Any:
     """Return the task that collects the job's garbage."""
-    return life.parts.background_work.collector_of(life.parts.jobs.get("job"))
+    return life.parts.background_work.work_of(life.parts.jobs.get("job")).collector
 
 
 def test_collector_outlives_a_bug() -> None:

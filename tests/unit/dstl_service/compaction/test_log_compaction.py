@@ -18,7 +18,7 @@ from dstl_service.compaction.plan import (
 )
 from dstl_service.formats.manifest import StateView
 from dstl_service.restore.segment_cache import SegmentCache
-from dstl_service.restore.truncation import truncate, would_count
+from dstl_service.restore.truncation import Counting, truncate
 from dstl_service.wire import SET_ASIDE, SINK, OperatorInfo
 from storage.change_set import decode_change_set, encode_change_set
 from storage.key_groups import KeyGroupRange, key_group_range
@@ -184,7 +184,7 @@ def test_partition_with_nothing_left_has_an_empty_base() -> None:
 
     assert after is not None
     assert [list(decode_change_set(segment.payload, "base")) for segment in merged] == [[]]
-    assert not would_count(after, snapshot(FIRST, 3))
+    assert not Counting(after).would_count(snapshot(FIRST, 3))
     assert truncate(after, [snapshot(FIRST, 3)]) == after
     assert truncate(after, [snapshot(FIRST, 10)]).log == []
 

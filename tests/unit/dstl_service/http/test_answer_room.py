@@ -81,12 +81,12 @@ def test_answers_that_nobody_takes_are_bounded() -> None:
         await asyncio.sleep(0.05)
         assert [client.status for client in greedy] == [200, 200, 429, 429]
         assert other.status == 200
-        assert room.held_bytes == 9 * MIB
+        assert room.room.held == 9 * MIB
         taking.set()
         await asyncio.gather(*asked)
 
         assert [len(client.body) for client in (*greedy[:2], other)] == [3 * MIB] * 3
-        assert room.held_bytes == 0
+        assert room.room.held == 0
 
     run(story)
 

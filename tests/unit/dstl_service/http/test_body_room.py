@@ -59,7 +59,7 @@ def test_unfinished_bodies_are_bounded(length: int | None) -> None:
             greedy.put_nowait(False)
         await asyncio.gather(*many, return_exceptions=True)
 
-        assert requests.room.held_bytes == 0
+        assert requests.room.room.held == 0
         assert "/v1/jobs/other/persist" in requests.read
 
     asyncio.run(asyncio.wait_for(story(), 60))
@@ -73,14 +73,14 @@ def test_jobs_leave_some_to_the_next() -> None:
         taken = []
         begun: list[asyncio.Task[None]] = []
         for job in ("first", "second", "third"):
-            before = requests.room.held_bytes
+            before = requests.room.room.held
             pieces: asyncio.Queue[bool] = asyncio.Queue()
             for _ in range(16):
                 begun.append(requests.begin(job, pieces))
                 pieces.put_nowait(True)
                 for _ in range(3):
                     await asyncio.sleep(0)
-            taken.append((requests.room.held_bytes - before) // PIECE)
+            taken.append((requests.room.room.held - before) // PIECE)
         last: asyncio.Queue[bool] = asyncio.Queue()
         one = requests.begin("last", last)
         last.put_nowait(False)
@@ -89,6 +89,6 @@ def test_jobs_leave_some_to_the_next() -> None:
         for task in begun:
             task.cancel()
         await asyncio.gather(*begun, return_exceptions=True)
-        assert requests.room.held_bytes == 0
+        assert requests.room.room.held == 0
 
     asyncio.run(asyncio.wait_for(story(), 60))

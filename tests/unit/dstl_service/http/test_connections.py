@@ -9,11 +9,12 @@ from dataclasses import dataclass, field
 
 import pytest
 
-from dstl_service.http.connections import ENDING_S, UNREAD_S, Bounds, Connections, Phase
+from dstl_service.http.connections import ENDING_S, UNREAD_S, Connections, Phase
 from dstl_service.process.logs import LogLimiter
+from dstl_service.settings import HttpSettings
 from storage.testing import FakeClock
 
-BOUNDS = Bounds(connections_max=3, head_timeout_s=20, body_grace_s=10, body_bytes_per_s_min=100)
+BOUNDS = HttpSettings(connections_max=3, head_timeout_s=20, body_grace_s=10, body_bytes_per_s_min=100)
 
 
 @dataclass(eq=False)

@@ -679,7 +679,7 @@ class TestRequests:
             {b"authorization": b"secret"},
             {b"authorization": "Bearer \xfc".encode("latin-1")},
         ]
-        with service(MemoryStore(), token_file=str(path)) as life:
+        with service(MemoryStore(), token_file=path) as life:
             for headers in refused:
                 assert life.client.get("/v1/info", headers=headers).status_code == 401
             assert life.client.get("/openapi.json").status_code == 401
@@ -714,5 +714,5 @@ class TestRequests:
 
     def test_settings_are_checked_before_start(self, tmp_path: Path) -> None:
         """A missing token file stops the application before it listens."""
-        with pytest.raises(ValueError, match="token file"), service(MemoryStore(), token_file=str(tmp_path / "none")):
+        with pytest.raises(ValueError, match="token file"), service(MemoryStore(), token_file=tmp_path / "none"):
             pass

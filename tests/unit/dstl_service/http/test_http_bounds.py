@@ -11,9 +11,10 @@ import pytest
 import uvicorn
 from uvicorn.server import ServerState
 
-from dstl_service.http.connections import Bounds, Connections
+from dstl_service.http.connections import Connections
 from dstl_service.http.http_protocol import HEAD_BYTES_MAX, HEADERS_MAX, PIPELINED_MAX, BoundedHttpProtocol, protocol_of
 from dstl_service.process.logs import LogLimiter
+from dstl_service.settings import HttpSettings
 from storage.testing import FakeClock
 
 pytestmark = pytest.mark.timeout(180)
@@ -83,7 +84,7 @@ def connected(story: Callable[[BoundedHttpProtocol, Wire], Awaitable[None]]) -> 
 
     async def tell() -> None:
         config = uvicorn.Config(echo, log_config=None, ws="none", lifespan="off")
-        guard = Connections(Bounds(10, 20, 20, 100), LogLimiter(FakeClock()))
+        guard = Connections(HttpSettings(10, body_bytes_per_s_min=100), LogLimiter(FakeClock()))
         wire = Wire()
         protocol = protocol_of(guard)(config, ServerState(), {})
         protocol.connection_made(wire)

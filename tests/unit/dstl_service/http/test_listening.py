@@ -10,14 +10,14 @@ from pathlib import Path
 
 import pytest
 
-from dstl_service.http.listening import ListenAddress, open_listener
+from dstl_service.http.listening import open_listener
 from storage.errors import InvalidInputError
 from storage.private_folder import Trust, UntrustedFolderError
 
 
 def test_connections_over_tcp_are_kept_alive() -> None:
     """A client whose host is gone does not leave its connection open for ever."""
-    with open_listener(ListenAddress()) as listener:
+    with open_listener() as listener:
         address = listener.getsockname()
         with socket.create_connection(address), listener.accept()[0] as accepted:
             kept_alive = accepted.getsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE)
@@ -30,7 +30,7 @@ def test_connections_over_tcp_are_kept_alive() -> None:
 def test_port_that_cannot_be_is_an_error_that_says_so() -> None:
     """A wrong port number is reported as the operator's mistake, without a traceback."""
     with pytest.raises(InvalidInputError, match=r"cannot listen on 127\.0\.0\.1:99999: .*port must be 0-65535"):
-        open_listener(ListenAddress(port=99999))
+        open_listener(port=99999)
 
 
 @pytest.fixture
@@ -45,7 +45,7 @@ def test_socket_has_its_mode_whatever_the_umask(users: str, mode: int, folder: P
     """The socket is accessible to this user only; if others are named, each connection is checked instead."""
     before = os.umask(0)
     try:
-        open_listener(ListenAddress(socket_path=folder / "s", trust=Trust.parse(users, ""))).close()
+        open_listener(socket_path=folder / "s", trust=Trust.parse(users, "")).close()
     finally:
         os.umask(before)
 
@@ -56,10 +56,10 @@ def test_socket_is_not_put_where_others_can_write(folder: Path) -> None:
     """In a folder that others can write, another user could replace the socket; the operator may vouch for it."""
     folder.chmod(0o777)
     with pytest.raises(UntrustedFolderError, match="is writable by other users"):
-        open_listener(ListenAddress(socket_path=folder / "s"))
+        open_listener(socket_path=folder / "s")
     assert list(folder.iterdir()) == []
 
-    open_listener(ListenAddress(socket_path=folder / "s", trust=Trust.parse("", str(folder)))).close()
+    open_listener(socket_path=folder / "s", trust=Trust.parse("", str(folder))).close()
 
 
 def test_lock_that_is_a_link_is_not_opened(folder: Path) -> None:
@@ -68,5 +68,5 @@ def test_lock_that_is_a_link_is_not_opened(folder: Path) -> None:
     (folder / "s.lock").symlink_to(folder / "target")
 
     with pytest.raises(InvalidInputError, match="cannot listen"):
-        open_listener(ListenAddress(socket_path=folder / "s"))
+        open_listener(socket_path=folder / "s")
     assert (folder / "target").read_text(encoding="utf-8") == "precious"

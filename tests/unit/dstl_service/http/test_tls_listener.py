@@ -17,10 +17,11 @@ import uvicorn
 import uvloop
 from uvicorn.server import ServerState
 
-from dstl_service.http.connections import Bounds, Connections, Endable
+from dstl_service.http.connections import Connections, Endable
 from dstl_service.http.http_protocol import BoundedHttpProtocol, protocol_of
 from dstl_service.http.tls_listener import TlsListener
 from dstl_service.process.logs import LogLimiter
+from dstl_service.settings import HttpSettings
 from storage.testing import FakeClock
 from tests.unit.dstl_service.http.test_http_bounds import echo
 
@@ -44,7 +45,7 @@ class Port:
         authority.issue_cert("localhost").configure_cert(context)
         self.trust = ssl.create_default_context()
         authority.configure_trust(self.trust)
-        self.guard = Connections(Bounds(CONNECTIONS_MAX, 20, 20, 100), LogLimiter(FakeClock()))
+        self.guard = Connections(HttpSettings(CONNECTIONS_MAX, body_bytes_per_s_min=100), LogLimiter(FakeClock()))
         self.socket = listener
         self.listener = TlsListener(listener, lambda: context, self._protocol, self.guard)
         self._config = uvicorn.Config(echo, log_config=None, ws="none", lifespan="off")

@@ -203,8 +203,8 @@ class TestEpochs:
         """While the store is slow, claims about one job wait for each other, and another job opens."""
         store = SlowLooks()
         with service(store, io_threads=2) as life:
-            admit = life.parts.intake.admit
-            claims = [life.portal.start_task_soon(admit, set_id(0, epoch, job="slow")) for epoch in range(1, 20)]
+            owned = life.parts.jobs.owned
+            claims = [life.portal.start_task_soon(owned, "slow", epoch) for epoch in range(1, 20)]
             try:
                 assert store.asked.wait(60)
                 life.open()
@@ -242,7 +242,7 @@ class TestUnknownJobs:
         """A note without sets would be an object of its own, even for a job that does not exist."""
         store = MemoryStore()
         with service(store) as life:
-            note = CheckpointRecord("job", "uid", 128, 0, "u", 1, None, "", "", (), ())
+            note = CheckpointRecord("job", "uid", 128, 0, (), uid="u", epoch=1)
             body = {"epoch": 1, "refs": [], "note": str(note.to_segment().payload, "ascii")}
             answer = life.client.post(f"{life.path}/persist", json=body)
 
@@ -278,7 +278,7 @@ def test_note_is_stored_as_it_came() -> None:
     with service(store) as life:
         opened = life.open()
         text = encode_record(
-            CheckpointRecord("job", opened["job_uid"], 128, 0, "u", 1, None, "", "x" * 300_000, (), ())
+            CheckpointRecord("job", opened["job_uid"], 128, 0, (), uid="u", epoch=1, offsets="x" * 300_000)
         ).decode()
         spaced = text.replace('"format":', '"format": ')
         body = {"epoch": 1, "refs": [], "note": spaced}
@@ -296,7 +296,7 @@ def test_notes_that_cannot_be_stored_are_limited() -> None:
         store.inject(Fault("put", FaultKind.DELAY, "job/segments/*", times=None))
         statuses = []
         for number in range(NOTES_MAX + 1):
-            note = CheckpointRecord("job", opened["job_uid"], 128, 0, f"u{number}", 1, None, "", "", (), ())
+            note = CheckpointRecord("job", opened["job_uid"], 128, 0, (), uid=f"u{number}", epoch=1)
             body = {"epoch": 1, "refs": [], "note": encode_record(note).decode(), "wait": False}
             statuses.append(life.client.post(f"{life.path}/persist", json=body).status_code)
         store.heal()

@@ -12,7 +12,7 @@ import pytest
 from dstl_service.links import connection as module
 from dstl_service.links.connection import Answer, LinkConnection, LinkEndedError, LinkStreams
 from dstl_service.links.frames import FRAME_BYTES_MAX, FrameDecoder, Message, encode_frame
-from dstl_service.links.room import ROOM_BYTES, FrameRoom, LinkRoom
+from dstl_service.links.room import ROOM_BYTES, LinkRoom
 from storage.errors import InternalError, LostChangesError, OverloadedError
 
 
@@ -29,8 +29,7 @@ async def linked(path: Path, answer: Answer, room: LinkRoom) -> AsyncIterator[tu
     server = await asyncio.start_unix_server(accept, path / "s")
     ends = [await asyncio.open_unix_connection(path / "s"), await accepted]
     first, second = (
-        LinkConnection(LinkStreams(reader, writer, FrameDecoder()), answer, FrameRoom(room, "job"))
-        for reader, writer in ends
+        LinkConnection(LinkStreams(reader, writer, FrameDecoder()), answer, room, "job") for reader, writer in ends
     )
     tasks = [asyncio.create_task(end.run()) for end in (first, second)]
     try:
@@ -55,7 +54,7 @@ def run(
         async with linked(path, answer, room) as (first, second):
             await test(first, second)
         await asyncio.sleep(0)
-        assert room.held_bytes == 0
+        assert room.held == 0
 
     asyncio.run(main())
 
@@ -124,7 +123,7 @@ def test_silent_side_is_left(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) ->
         ended = asyncio.Event()
         server = await asyncio.start_unix_server(accept, tmp_path / "s")
         reader, writer = await asyncio.open_unix_connection(tmp_path / "s")
-        end = LinkConnection(LinkStreams(reader, writer, FrameDecoder()), echo, FrameRoom(LinkRoom(), "job"))
+        end = LinkConnection(LinkStreams(reader, writer, FrameDecoder()), echo, LinkRoom(), "job")
         serving = asyncio.create_task(end.run())
         with pytest.raises(LinkEndedError):
             await end.request({})
@@ -174,7 +173,7 @@ def test_incomplete_frames_have_a_bound(tmp_path: Path) -> None:
         room, ended = LinkRoom(), asyncio.Event()
 
         async def accept(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-            await LinkConnection(LinkStreams(reader, writer, FrameDecoder()), echo, FrameRoom(room, "job")).run()
+            await LinkConnection(LinkStreams(reader, writer, FrameDecoder()), echo, room, "job").run()
             ended.set()
 
         server = await asyncio.start_unix_server(accept, tmp_path / "s")
@@ -187,7 +186,7 @@ def test_incomplete_frames_have_a_bound(tmp_path: Path) -> None:
                 await writer.drain()
         await ended.wait()
 
-        assert 0 < room.held_bytes <= ROOM_BYTES // 2
+        assert 0 < room.held <= ROOM_BYTES // 2
         assert room.take("other", FRAME_BYTES_MAX)
         for writer in writers:
             writer.close()
@@ -203,7 +202,7 @@ def test_end_that_reads_no_answers_is_given_up(tmp_path: Path) -> None:
         ended: asyncio.Future[None] = asyncio.get_running_loop().create_future()
 
         async def accept(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-            await LinkConnection(LinkStreams(reader, writer, FrameDecoder()), echo, FrameRoom(LinkRoom(), "job")).run()
+            await LinkConnection(LinkStreams(reader, writer, FrameDecoder()), echo, LinkRoom(), "job").run()
             ended.set_result(None)
 
         server = await asyncio.start_unix_server(accept, tmp_path / "s")

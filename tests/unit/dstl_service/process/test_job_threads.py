@@ -223,7 +223,7 @@ def test_few_notes_are_parsed_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_long_note_does_not_block_the_loop(monkeypatch: pytest.MonkeyPatch) -> None:
     """B9: a note, which may have megabytes, is read in a thread other than the event loop's."""
     sets = tuple(NotedSet(ChangeSetId("job", "op", 0, Writer(1, 1), 0, number), number) for number in range(100))
-    text = encode_record(CheckpointRecord("job", "uid", 128, 0, "u", 1, None, "", "", (), sets)).decode()
+    text = encode_record(CheckpointRecord("job", "uid", 128, 0, sets, uid="u", epoch=1)).decode()
     readers: list[int] = []
 
     def recorded(job: str, text: str) -> Segment:

@@ -28,7 +28,7 @@ from dstl_service.repair.manifests import manifests_of
 from dstl_service.repair.plan import CheckpointCandidate, choose
 from dstl_service.repair.rebuild import RebuildReport, describe_rebuild, rebuild_registry
 from dstl_service.repair.scan import Registry
-from dstl_service.restore.plan import plan_restore, read_plan
+from dstl_service.restore.plan import plan_restore, read_handles
 from dstl_service.restore.segment_cache import SegmentCache
 from dstl_service.wire import BRANCH_GENERATIONS, NOTE_OPERATOR, CheckpointRef
 from storage.checksum import checksum64
@@ -145,8 +145,8 @@ class Story:
         return {
             name: [
                 bytes(payload)
-                for _, payload in read_plan(
-                    plan_restore(jobs, name, ALL_GROUPS, None, want), self.store, SegmentCache(0)
+                for _, payload in read_handles(
+                    plan_restore(jobs, name, ALL_GROUPS, None, want).handles, self.store, SegmentCache(0)
                 )
             ]
             for name in OPERATORS

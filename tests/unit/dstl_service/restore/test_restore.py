@@ -8,7 +8,7 @@ from dstl_service.checkpoints.rewind import rewind
 from dstl_service.formats.manifest import Manifest, ManifestKind, is_complete_due, state_up_to
 from dstl_service.registry.job_store import JobStore
 from dstl_service.restore import plan
-from dstl_service.restore.plan import RestorePlan, plan_restore, read_handles, read_plan
+from dstl_service.restore.plan import RestorePlan, plan_restore, read_handles
 from dstl_service.restore.read_ahead import SMALL_EACH, ReadAhead
 from dstl_service.restore.segment_cache import PLACE_BYTES, SegmentCache
 from dstl_service.wire import CheckpointRef
@@ -174,7 +174,7 @@ def test_rescaled_table_gets_all_overlaps() -> None:
 
 def payloads_of(history: History, plan: RestorePlan, cache: SegmentCache) -> list[tuple[SegmentHandle, bytes]]:
     """Read a plan with an empty or given cache."""
-    return [(handle, bytes(payload)) for handle, payload in read_plan(plan, history.store, cache)]
+    return [(handle, bytes(payload)) for handle, payload in read_handles(plan.handles, history.store, cache)]
 
 
 def test_payloads_come_in_order() -> None:

@@ -8,11 +8,11 @@ import pytest
 
 from dstl_service.formats.manifest import StateView
 from dstl_service.restore.truncation import (
+    Counting,
     bases_of,
     key_groups_by_materialization,
     truncate,
     without_consumed,
-    would_count,
 )
 from dstl_service.wire import CLOSED_SINK, REMOVED, SET_ASIDE, SINK, OperatorInfo, RowsSetAside
 from storage.key_groups import KeyGroupRange
@@ -69,9 +69,9 @@ def test_older_snapshot_does_not_enter() -> None:
     view = StateView((snapshot(0, 9, 5),), log(6))
 
     assert truncate(view, [snapshot(0, 9, 4), snapshot(2, 3, 5, "z")]) == view
-    assert not would_count(view, snapshot(0, 9, 4))
-    assert would_count(view, snapshot(0, 9, 6))
-    assert would_count(view, snapshot(0, 10, 4))
+    assert not Counting(view).would_count(snapshot(0, 9, 4))
+    assert Counting(view).would_count(snapshot(0, 9, 6))
+    assert Counting(view).would_count(snapshot(0, 10, 4))
 
 
 def test_other_operator_is_left_alone() -> None:

@@ -26,26 +26,8 @@ from dstl_service.wire import ChangeSetRef, CheckpointRef, LogTarget
 from storage.errors import NotFoundError, UnavailableError
 from storage.key_groups import KeyGroupRange
 
-_LOGGED = "receipt string"
+_LOGGED = "refs string"
 _PUBLISHED = "records long, refusal string"
-
-
-@dataclass(frozen=True, slots=True)
-class LogReceipt:
-    """A task's result: the references of its change sets, in order, and the number of rows."""
-
-    refs: list[ChangeSetRef]
-    rows: int
-
-    @classmethod
-    def from_json(cls, text: str) -> LogReceipt:
-        """Parse the result of `to_json`."""
-        document = json.loads(text)
-        return cls([ChangeSetRef(**ref) for ref in document["refs"]], document["rows"])
-
-    def to_json(self) -> str:
-        """Return the text that `from_json` reads."""
-        return json.dumps(asdict(self), separators=(",", ":"))
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,7 +50,7 @@ class LogTask:
     names: tuple[str, ...] | None = None
 
     def __call__(self, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-        """Yield one row with the receipt, or none if there were no rows."""
+        """Yield one row with the references of the change sets, in order and as JSON; none if there were no rows."""
         context = TaskContext.get()
         assert context is not None
         batch, settings = self.batch, self.batch.settings
@@ -84,25 +66,25 @@ class LogTask:
             batch.job_uid,
         )
         writer = LogWriter(kept_client(settings), target)
-        size_bytes, rows = settings.preemptive_bytes, 0
+        size_bytes = settings.preemptive_bytes
         rows_in = without_delay(batches)
         named = rows_in if self.names is None else (rows.rename_columns([*self.names]) for rows in rows_in)
-        for changes, count in change_sets(named, slot, batch.epoch, size_bytes):
+        for changes, _ in change_sets(named, slot, batch.epoch, size_bytes):
             writer.append(changes, preemptive=sum(len(value or b"") for value in changes.values()) >= size_bytes)
-            rows += count
         if not writer.refs:
             return
         if not is_reachable(batch, writer.refs):
             writer.make_durable()
-        yield pa.RecordBatch.from_pydict({"receipt": [LogReceipt(writer.refs, rows).to_json()]})
+        yield pa.RecordBatch.from_pydict({"refs": [json.dumps([asdict(ref) for ref in writer.refs])]})
 
 
-def log_rows(task: LogTask, frame: DataFrame) -> list[LogReceipt]:
-    """Run a task on a batch's result; return the receipts of its partitions that have rows."""
+def log_rows(task: LogTask, frame: DataFrame) -> list[ChangeSetRef]:
+    """Run a task on a batch's result; return the references of the change sets of all its partitions."""
     names = frame.columns
     if any("." in name or "`" in name for name in names):  # ``mapInArrow`` looks names up without quotes
         task, frame = replace(task, names=tuple(names)), frame.toDF(*(f"_{at}" for at in range(len(names))))
-    return [LogReceipt.from_json(row[0]) for row in frame.mapInArrow(task.__call__, _LOGGED).collect()]
+    rows = frame.mapInArrow(task.__call__, _LOGGED).collect()
+    return [ChangeSetRef(**ref) for row in rows for ref in json.loads(row.refs)]
 
 
 @dataclass(frozen=True, slots=True)

@@ -66,11 +66,8 @@ class CheckpointLog:
         Spark refuses to begin where ``offsets`` is not empty, and a half-written first entry is there under a hidden
         name. Where any entry is complete, nothing is removed.
         """
-        path = self._at("offsets")
-        if not self._files.exists(path):
-            return
-        names = [str(entry.getPath().getName()) for entry in self._files.listStatus(path)]
-        if names and all(name.startswith(".") for name in names):
+        names = self._names("offsets")
+        if all(name.startswith(".") for name in names):
             for name in names:
                 self._files.delete(self._at(f"offsets/{name}"), False)
 

@@ -33,7 +33,6 @@ from storage.private_folder import OWN, Trust, user_name
 from storage.unix_peer import peer_uid
 
 _RETRY_STATUSES = frozenset({429, 503})
-_UNAUTHORIZED = 401
 _BROKEN = (OSError, http.client.HTTPException)
 _LAST_TRY_S = 1.0
 """Minimum timeout of a request, even after its patience is over."""
@@ -265,7 +264,7 @@ class ServiceClient:
             else:
                 if reported is None:
                     return response
-                if response.status == _UNAUTHORIZED and self._has_new_token():
+                if response.status == http.client.UNAUTHORIZED and self._has_new_token():
                     continue
                 if response.status not in _RETRY_STATUSES or deadline.left_s <= 0:
                     raise reported

@@ -141,7 +141,7 @@ class AutoStartedSidecar:
         except (OSError, ValueError) as error:
             raise self._not_started(f"{type(error).__name__}: {error}") from error
         deadline = time.monotonic() + _START_TIMEOUT_S
-        while not self._answers():
+        while self._probe(_QUICK_ANSWER_S) is not _Found.WELL:
             if not _runs(pid):
                 raise self._not_started(f"its process {pid} has ended")
             if time.monotonic() > deadline:
@@ -189,9 +189,6 @@ class AutoStartedSidecar:
             return int(self._path("pid").read_text(encoding="utf-8"))
         except (OSError, ValueError):
             return None
-
-    def _answers(self) -> bool:
-        return self._probe(_QUICK_ANSWER_S) is _Found.WELL
 
     def _probe(self, timeout_s: float) -> _Found:
         deadline = time.monotonic() + timeout_s

@@ -206,7 +206,9 @@ class Follower:
         self._no_room_until_s[name] = self._clock_s() + NO_ROOM_S
         opened = open_copy(_table_folder(order, name))
         if opened is not None:
-            _emptied(opened[0])
+            table, _ = opened
+            table.discard()
+            table.close()
 
     def _say(self, name: TableName, what: str) -> None:
         """Log a trouble with a table, once as long as it stays the same."""
@@ -226,7 +228,8 @@ class Follower:
         while True:
             self._pause(_LOOK_S)
             now_s = self._clock_s()
-            if not (self._folder / ORDER).exists() or now_s - ordered_s > _idle_s(order):
+            idle_s = order.settings.sidecar_idle_exit_s or _IDLE_S
+            if not (self._folder / ORDER).exists() or now_s - ordered_s > idle_s:
                 return None
             if now_s < until_s:
                 continue
@@ -261,18 +264,9 @@ def _version(table: StateTable) -> CheckpointRef | None:
     return None if text is None else CheckpointRef.parse(text)
 
 
-def _idle_s(order: Order) -> float:
-    return order.settings.sidecar_idle_exit_s or _IDLE_S
-
-
 def _disk(folder: Path) -> Disk:
     usage = shutil.disk_usage(folder)
     return Disk(usage.total, usage.free)
-
-
-def _emptied(table: StateTable) -> None:
-    table.discard()
-    table.close()
 
 
 def _give_way(is_wanted: Callable[[], bool]) -> None:

@@ -230,13 +230,11 @@ class SinkOutput(Output):
         """Stop publishing; what is left is published by the next start."""
         self._publisher.close()
 
-    def _publish(self, target: Target) -> int:
+    def _publish(self, target: Target) -> None:
         columns = arrow_schema(self._plan.schema)
         task = PublishTask(self._settings, self._session.job_uid, self._plan.name, self._parcel, target, columns)
-        rows = publish(task, self._place_numbers(self._slots))
-        for refusal in (row.refusal for row in rows if row.refusal is not None):
-            raise UnavailableError(refusal)
-        return sum(row.records for row in rows)
+        if refusals := publish(task, self._place_numbers(self._slots)):
+            raise UnavailableError(refusals[0])
 
 
 @dataclass(frozen=True, slots=True)

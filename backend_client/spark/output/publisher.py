@@ -31,8 +31,8 @@ _TRACEBACK = "Traceback (most recent call last):"
 _OVERTAKEN = (FencedError.__name__, ConflictError.__name__)
 """In the text of a task's error: another driver may be publishing."""
 
-Publish = Callable[[Target], int]
-"""Publishes all slots up to a checkpoint; returns the number of records."""
+Publish = Callable[[Target], object]
+"""Publishes all slots up to a checkpoint."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,8 +90,6 @@ class Publisher:
         self._thread: threading.Thread | None = None
         self.published = None if known is None else known.published
         """Id of the newest checkpoint whose output is published."""
-        self.records = 0
-        """Number of records that this publisher has published."""
 
     @property
     def backlog(self) -> tuple[int, int]:
@@ -206,7 +204,7 @@ class Publisher:
             target = self._oldest()
             try:
                 with self._told_while_it_lasts(target):
-                    self.records += self._publish(target)
+                    self._publish(target)
             except Exception as error:  # noqa: BLE001 - whatever it is, nothing is lost by waiting
                 self._error = _last_line(error)
                 if any(sign in str(error) for sign in _OVERTAKEN) and self._is_overtaken():

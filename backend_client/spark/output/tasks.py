@@ -9,7 +9,7 @@ from functools import partial
 
 import pyarrow as pa
 from pyspark import TaskContext
-from pyspark.sql import DataFrame, Row
+from pyspark.sql import DataFrame
 
 from backend_client.service.job_session import kept_client
 from backend_client.service.log_writer import LogWriter
@@ -27,7 +27,7 @@ from storage.errors import NotFoundError, UnavailableError
 from storage.key_groups import KeyGroupRange
 
 _LOGGED = "refs string"
-_PUBLISHED = "records long, refusal string"
+_PUBLISHED = "refusal string"
 
 
 @dataclass(frozen=True, slots=True)
@@ -110,7 +110,7 @@ class PublishTask:
 
     def __call__(self, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         """
-        Publish the slots whose numbers the rows have; yield the number of records of each, or why it is refused.
+        Publish the slots whose numbers the rows have; yield why some are refused.
 
         A system that does not answer, or refuses, is the publisher's matter: if the task failed, Spark would repeat it
         at once several times, and each might wait as long, before the publisher is told. The same holds for checkpoints
@@ -120,13 +120,10 @@ class PublishTask:
         for batch in without_delay(batches):
             for number in batch.column(0).to_pylist():
                 slot = Slot(self.settings.job, self.job_uid, self.name, number, self.columns)
-                records, refusal = 0, None
                 try:
-                    records = publish_slot(sink, slot, partial(self._read, slot), self.target)
+                    publish_slot(sink, slot, partial(self._read, slot), self.target)
                 except (UnavailableError, NotFoundError) as error:
-                    refusal = str(error) or type(error).__name__
-                row = {"records": pa.array([records], pa.int64()), "refusal": pa.array([refusal], pa.string())}
-                yield pa.RecordBatch.from_pydict(row)
+                    yield pa.RecordBatch.from_pydict({"refusal": [str(error) or type(error).__name__]})
 
     def _read(self, slot: Slot, after: CheckpointRef | None) -> Iterator[LoggedRecords]:
         client, target = kept_client(self.settings), self.target
@@ -137,10 +134,10 @@ class PublishTask:
             yield LoggedRecords(epoch_of(changes, source), checkpoint_id, record_batches(changes, source))
 
 
-def publish(task: PublishTask, frames: Sequence[DataFrame]) -> list[Row]:
-    """Run a task on frames of slots, each frame in a Spark job of its own; return what it answers for each slot."""
+def publish(task: PublishTask, frames: Sequence[DataFrame]) -> list[str]:
+    """Run a task on frames of slots, each frame in a Spark job of its own; return why some slots are refused."""
     text = f"publish checkpoint {task.target.checkpoint.id} of {task.settings.job} to sink {task.name}"
     spark = frames[0].sparkSession
     spark.sparkContext.setJobDescription(text)  # of the publisher's thread
     answers = run_apart(spark, [frame.mapInArrow(task.__call__, _PUBLISHED).collect for frame in frames])
-    return [row for of_job in answers for row in of_job]
+    return [row.refusal for of_job in answers for row in of_job]

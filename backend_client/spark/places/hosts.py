@@ -214,11 +214,9 @@ class Hosts:
         seats = self._known_seats(parallelism)
         anchor = self._anchors.get(parallelism)
         if anchor is None or anchor.seats != seats or anchor.executors != self._warm:
-            anchor = self._anchors[parallelism] = self._new_anchor(parallelism, seats)
+            frame = self._frame_of(range(parallelism), seats)
+            anchor = self._anchors[parallelism] = _Anchor(seats, self._warm, frame)
         return anchor
-
-    def _new_anchor(self, parallelism: int, seats: Seats | None) -> _Anchor:
-        return _Anchor(seats, self._warm, self._frame_of(range(parallelism), seats))
 
     def _frame_of(self, partitions: Sequence[int], seats: Seats | None) -> DataFrame:
         numbers = self._numbers(len(partitions))

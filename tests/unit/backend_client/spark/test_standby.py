@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Collection
-from dataclasses import replace
+from dataclasses import asdict, replace
 from types import SimpleNamespace
 from typing import Any
 
@@ -62,7 +62,7 @@ def standby(hosts: Hosts, base_id: int | None = 7) -> Standby:
 
 def hear(of: Standby, *reports: StandbyReport) -> BatchProgress:
     """Have the tasks of a batch report."""
-    receipts: list[Any] = [SimpleNamespace(standby=report.to_document()) for report in reports]
+    receipts: list[Any] = [SimpleNamespace(standby=asdict(report)) for report in reports]
     receipts.append(SimpleNamespace(standby=None))
     return of.heard(receipts, PROGRESS)
 

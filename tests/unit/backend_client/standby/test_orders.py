@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
+from dataclasses import asdict, replace
 from pathlib import Path
 
 import pytest
@@ -99,4 +99,4 @@ def test_report_says_how_far_copies_are_behind() -> None:
 
     assert StandbyReport.of("a", status, BASE) == StandbyReport("a", 2, 1, 3, 9, 5)
     assert StandbyReport.of("a", StandbyStatus(), BASE).lag == 0
-    assert StandbyReport(**StandbyReport.of("a", status, BASE).to_document()).lag == 3
+    assert StandbyReport(**asdict(StandbyReport.of("a", status, BASE))).lag == 3

@@ -173,16 +173,13 @@ class ServiceClient:
             "first_key_group": key_groups.first,
             "last_key_group": key_groups.last,
             "to": CheckpointRef.parse(to_checkpoint).to_text(),
+            "have": from_checkpoint,
+            "output": "true" if is_output else None,
+            "only": only,
+            "copy": "true" if self.keeps_copies else None,
         }
-        if from_checkpoint is not None:
-            query["have"] = from_checkpoint
-        if is_output:
-            query["output"] = "true"
-        if only is not None:
-            query["only"] = only
-        if self.keeps_copies:
-            query["copy"] = "true"
-        with self._frames("GET", f"/v1/jobs/{job}/restore?{urlencode(query)}", None, patience_s) as frames:
+        given = urlencode({name: value for name, value in query.items() if value is not None})
+        with self._frames("GET", f"/v1/jobs/{job}/restore?{given}", None, patience_s) as frames:
             yield self._restored(frames)
 
     @contextmanager

@@ -12,6 +12,7 @@ import platform
 import stat
 import uuid
 from collections.abc import Callable, Sequence
+from contextlib import closing
 from dataclasses import asdict, fields, replace
 from functools import cache, partial
 from operator import attrgetter
@@ -179,11 +180,8 @@ class JobSession:
             FencedError: Another driver took the job over, or it was rewound.
             UnavailableError: There is no answer.
         """
-        client = connect(self._settings, 0.0)
-        try:
+        with closing(connect(self._settings, 0.0)) as client:
             known = self.find(client, self._settings)
-        finally:
-            client.close()
         if known is not None and known.epoch > self.epoch:
             raise FencedError.taken_over(self._settings.job, self.epoch, known.epoch)
 

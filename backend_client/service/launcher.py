@@ -124,12 +124,14 @@ class AutoStartedSidecar:
 
     def command(self) -> list[str]:
         """Return its command line."""
-        command = [sys.executable, "-m", "dstl_service", "serve", "--storage", self.storage]
-        command += ["--socket", self.socket_path, "--idle-exit-s", str(self.idle_exit_s)]
-        command += ["--log-file", self.log_path]  # it opens the log itself, because it rotates it
-        command += ["--config", self.config_file] if self.config_file else []
         uids = ",".join(str(uid) for uid in sorted(self.trust.uids))
-        return [*command, "--set", f"trusted_uids={uids}", "--set", f"trusted_dir={self.trust.folder}"]
+        return [
+            *(sys.executable, "-m", "dstl_service", "serve", "--storage", self.storage),
+            *("--socket", self.socket_path, "--idle-exit-s", str(self.idle_exit_s)),
+            *("--log-file", self.log_path),  # it opens the log itself, because it rotates it
+            *(("--config", self.config_file) if self.config_file else ()),
+            *("--set", f"trusted_uids={uids}", "--set", f"trusted_dir={self.trust.folder}"),
+        ]
 
     def _start(self) -> None:
         environment = {**os.environ, "PYTHONPATH": os.pathsep.join(path for path in sys.path if path)}

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterable, Iterator
+from contextlib import closing
 from dataclasses import dataclass
 from functools import partial
 
@@ -91,10 +92,8 @@ class TablePreparation:
             for at in batch.column(0).to_pylist():
                 key_groups, begun_s = self.key_groups[at], time.monotonic()
                 table, advance = open_partition(self.settings, self.job_uid, self.operator, key_groups, self.base)
-                try:
+                with closing(table):
                     if advance.materialize:  # else the sidecar waits for the answer, and asks no later task
                         client, job = kept_client(self.settings), self.settings.job
                         hand_over_snapshot(table, client, job, self.operator, key_groups, self.base)
-                finally:
-                    table.close()
                 yield pa.RecordBatch.from_pydict({"seconds": [time.monotonic() - begun_s]})

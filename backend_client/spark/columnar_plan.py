@@ -129,7 +129,10 @@ class ColumnarPlan:
         if STATE not in stored:
             return
         both = stored, self.states()
-        old, new = ([(field.name, _kind(field)) for field in _fields(states[STATE].schema)] for states in both)
+        old, new = (
+            [(field.name, _kind(field)) for field in StructType.fromJson(json.loads(states[STATE].schema))]
+            for states in both
+        )
         ends = [("state that ends", "") if INDEX in states else None for states in both]
         if old != new or ends[0] != ends[1]:
             pairs = [(ends[0], ends[1]), *zip_longest(old, new)]
@@ -203,10 +206,6 @@ def _check_watermark(
             "withWatermark before groupBy",
             name,
         )
-
-
-def _fields(schema: str) -> list[StructField]:
-    return StructType.fromJson(json.loads(schema)).fields
 
 
 def _kind(field: StructField) -> str:

@@ -126,7 +126,10 @@ class Publisher:
         """
 
         def has_room() -> bool:
-            return not self._waiting if until_empty else self._has_room()
+            if until_empty:
+                return not self._waiting
+            size_bytes = sum(size for _, size in self._waiting)
+            return len(self._waiting) < self._limits.checkpoints and size_bytes < self._limits.size_bytes
 
         with self._changed:
             self._changed.wait_for(lambda: self._is_closed or self._is_stopping or self._fenced or has_room())
@@ -171,10 +174,6 @@ class Publisher:
         with self._changed:
             self._is_closed = True
             self._changed.notify_all()
-
-    def _has_room(self) -> bool:
-        size_bytes = sum(size for _, size in self._waiting)
-        return len(self._waiting) < self._limits.checkpoints and size_bytes < self._limits.size_bytes
 
     def _work(self) -> None:
         while True:

@@ -45,8 +45,7 @@ def count(values: pa.Array | None, groups: Groups) -> Ints:
     """Return each group's number of non-null values; its number of rows if `values` is None."""
     if values is None or values.null_count == 0:
         return groups.sizes
-    sums: Ints = np.add.reduceat(valid(values).astype(np.int64), groups.starts)
-    return sums
+    return np.add.reduceat(valid(values).astype(np.int64), groups.starts)
 
 
 def sum_type(kind: pa.DataType) -> pa.DataType:

@@ -100,8 +100,7 @@ class Windows:
 
     def ends_ms(self, starts_us: Ints) -> Ints:
         """Return the lowest watermark, in ms, at which each window is over."""
-        ends: Ints = -(-(starts_us + self.size_us) // 1000)
-        return ends
+        return -(-(starts_us + self.size_us) // 1000)
 
 
 def tumbling(column: str, size: timedelta, offset: timedelta = timedelta(0)) -> Windows:

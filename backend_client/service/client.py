@@ -146,8 +146,7 @@ class ServiceClient:
     def persist(self, job: str, epoch: int, refs: list[ChangeSetRef], *, wait: bool = True) -> list[dict[str, Any]]:
         """Make change sets durable; return their handles, or an empty list without `wait`."""
         body = asdict(PersistRequest(epoch, refs, wait))
-        handles: list[dict[str, Any]] = self.post(f"/v1/jobs/{job}/persist", body)["handles"]
-        return handles
+        return list(self.post(f"/v1/jobs/{job}/persist", body)["handles"])
 
     @contextmanager
     def restore(

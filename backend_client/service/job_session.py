@@ -43,6 +43,7 @@ from dstl_service.wire import (
     parse_tokens,
 )
 from storage.errors import CorruptDataError, DstlError, FencedError, InvalidInputError, NotFoundError
+from storage.private_folder import check_folder
 
 logger = logging.getLogger("backend_client")
 
@@ -95,7 +96,7 @@ def connect_as(
     embedded = auto_started_sidecar(settings)
     embedded = replace(embedded, answer_timeout_s=max(1.0, min(embedded.answer_timeout_s, settings.patience_s / 2)))
     ensure: Callable[[], None] | None = embedded.ensure if may_start else None
-    embedded.check_folder()  # its owner could answer on the socket
+    check_folder(embedded.folder, embedded.trust)  # its owner could answer on the socket
     return kind(embedded.address, token, patience_s, ensure, trust=settings.host_trust)
 
 

@@ -26,7 +26,7 @@ from pathlib import Path
 
 from backend_client.service.client import check_listener
 from storage.errors import InvalidInputError, UnavailableError
-from storage.private_folder import OWN, Trust, check_folder, make_folder, open_lock
+from storage.private_folder import OWN, Trust, make_folder, open_lock
 from storage.unix_peer import peer_pid
 
 _START_TIMEOUT_S = 30.0
@@ -112,15 +112,6 @@ class AutoStartedSidecar:
                 self._start()
         finally:
             os.close(lock)
-
-    def check_folder(self) -> None:
-        """
-        Check that only trusted users can change the folder's content.
-
-        Raises:
-            UntrustedFolderError: Another user can.
-        """
-        check_folder(self.folder, self.trust)
 
     def command(self) -> list[str]:
         """Return its command line."""

@@ -86,20 +86,14 @@ class Hosts:
                 self._seat(parallelism, cores, ready)
 
     @property
-    def executors(self) -> int:
-        """The number of executors, as of the last look."""
-        with self._lock:
-            return len(self._executors)
-
-    @property
     def executor_ids(self) -> frozenset[str]:
-        """Their ids, as of the last look."""
+        """The ids of the executors, as of the last look."""
         with self._lock:
             return frozenset(executor.id for executor in self._executors)
 
     @property
     def cold(self) -> list[Executor]:
-        """Those executors that have run nothing yet, as of the last look."""
+        """The executors that have run nothing yet, as of the last look."""
         with self._lock:
             return list(self._cold)
 

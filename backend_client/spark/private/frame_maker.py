@@ -171,7 +171,8 @@ class _PythonFunctions:
         # PySpark 4.3 adds the function in SQL, and the categories of its inputs, which a function of batches has not.
         translates = "include_transpiled" in signature(UserDefinedFunction._create_judf).parameters
         self._more = (self._none, self._none) if translates else ()
-        self._schema = lru_cache(_KEPT_MAX)(getattr(jvm, "org.apache.spark.sql.types.DataType").fromJson)
+        self._type = getattr(jvm, "org.apache.spark.sql.types.DataType")
+        self._schema = lru_cache(_KEPT_MAX)(self._new_schema)
         self._is_profiled = any(context.getConf().get(name, "false") == "true" for name in _PROFILES)
         self._around: tuple[tuple[dict[str, str], list[str]], tuple[Any, Any]] | None = None
 
@@ -189,6 +190,9 @@ class _PythonFunctions:
             kind, name = PythonEvalType.SQL_MAP_ARROW_ITER_UDF, getattr(function, "__name__", type(function).__name__)
             made = self._new_function(name, simple, self._schema(schema.json()), kind, True, *self._more)
             return made.apply(columns)
+
+    def _new_schema(self, text: str) -> Any:
+        return self._type.fromJson(text)
 
     def _surroundings(self, context: Any) -> tuple[Any, Any]:
         """Return the environment and the files of Python workers, in the JVM; a user may add some at any time."""

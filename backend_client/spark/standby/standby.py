@@ -72,7 +72,7 @@ class Standby:
     @property
     def output_replicas(self) -> int:
         """How many executors keep a batch's output."""
-        return 2 if self._hosts is not None and self._hosts.executors > 1 else 1
+        return 2 if self._hosts is not None and len(self._hosts.executor_ids) > 1 else 1
 
     @property
     def is_telling(self) -> bool:

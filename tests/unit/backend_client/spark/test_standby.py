@@ -26,7 +26,7 @@ class Hosts:
     def __init__(self) -> None:
         self.ready: set[str] = set()
         self.told: list[list[str]] = []
-        self.executors = 3
+        self.executor_ids = frozenset("123")
         self.cold: list[Executor] = []
         self.fails = False
 
@@ -149,7 +149,7 @@ def test_output_is_kept_twice_where_that_is_possible() -> None:
     hosts = Hosts()
     query = standby(hosts)
     assert query.output_replicas == 2
-    hosts.executors = 1
+    hosts.executor_ids = frozenset("1")
     assert query.output_replicas == 1
 
     session: Any = None

@@ -40,7 +40,6 @@ from backend_client.standby.upkeep import (
 )
 from backend_client.table.local_disk import LocalDiskError, is_useless
 from backend_client.table.opening import open_copy
-from backend_client.table.state_table import StateTable
 from dstl_service.wire import CheckpointRef
 from storage.errors import InvalidInputError, UnavailableError
 
@@ -170,7 +169,7 @@ class Follower:
         table, is_wanted = opened
         began_s = self._clock_s()
         try:
-            version = _version(table)
+            version = None if table.version is None else CheckpointRef.parse(table.version)
             if version is not None and not is_behind(version, order.base):
                 self._copies[name] = Copy(version.id, table.size_bytes(), version.branch)
                 return
@@ -257,11 +256,6 @@ class Follower:
 
 def _table_folder(order: Order, name: TableName) -> str:
     return order.settings.private_folder("tables", order.job_uid, name.operator, name.key_groups.to_text())
-
-
-def _version(table: StateTable) -> CheckpointRef | None:
-    text = table.version
-    return None if text is None else CheckpointRef.parse(text)
 
 
 def _disk(folder: Path) -> Disk:

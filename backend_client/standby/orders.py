@@ -68,10 +68,6 @@ class CopyPlan:
             if keeper == at
         )
 
-    def id_of(self, host: str) -> int:
-        """Return `id_of` a host's tables."""
-        return id_of(self.of_host(host))
-
 
 @dataclass(frozen=True, slots=True)
 class Order:

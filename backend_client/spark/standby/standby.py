@@ -22,7 +22,7 @@ from backend_client.settings import BackendSettings
 from backend_client.spark.batch import Receipt
 from backend_client.spark.places.hosts import Hosts
 from backend_client.spark.places.seats import Executor
-from backend_client.standby.orders import CopyPlan, StandbyReport
+from backend_client.standby.orders import CopyPlan, StandbyReport, id_of
 from backend_client.standby.tending import tended
 from dstl_service.wire import CheckpointRef, OperatorInfo
 
@@ -66,7 +66,7 @@ class Standby:
             and report.tables
             and not report.missing
             and report.lag <= READY_LAG_MAX
-            and report.tables_id == plan.id_of(report.host)
+            and report.tables_id == id_of(plan.of_host(report.host))
         }
 
     @property

@@ -11,7 +11,7 @@ from backend_client.progress import BatchProgress
 from backend_client.settings import BackendSettings
 from backend_client.spark.places.seats import Executor, Seats
 from backend_client.spark.standby.standby import READY_LAG_MAX, SILENT_BATCHES_MAX, Standby
-from backend_client.standby.orders import StandbyReport
+from backend_client.standby.orders import StandbyReport, id_of
 from dstl_service.wire import CheckpointRef, OperatorInfo
 from tests.waiting import wait_until
 
@@ -86,12 +86,12 @@ def test_host_is_ready_with_all_copies_of_the_plan() -> None:
     query = standby(hosts)
     plan = query.plan(INFOS)
     assert plan is not None
-    good = StandbyReport("c", 2, 0, READY_LAG_MAX, 100, plan.id_of("c"))
+    good = StandbyReport("c", 2, 0, READY_LAG_MAX, 100, id_of(plan.of_host("c")))
     for report, is_ready in (
         (good, True),
         (replace(good, lag=READY_LAG_MAX + 1), False),
         (replace(good, missing=1), False),
-        (replace(good, tables_id=plan.id_of("a")), False),
+        (replace(good, tables_id=id_of(plan.of_host("a"))), False),
         (good, True),
     ):
         hear(query, report)

@@ -8,6 +8,7 @@ Importing this package does not import PySpark; the names are resolved on first 
 from __future__ import annotations
 
 import os
+from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 import storage
@@ -20,8 +21,15 @@ if TYPE_CHECKING:
 
 __all__ = ["BatchProgress", "ChangelogStateBackend", "StateTester", "join_streams"]
 
+_MODULES = {
+    "BatchProgress": "backend_client.progress",
+    "ChangelogStateBackend": "backend_client.spark.api.backend",
+    "StateTester": "backend_client.testing",
+    "join_streams": "backend_client.spark.api.stream_join",
+}
 
-def _check_storage(found: str | None, own: str = __file__) -> None:
+
+def _check_storage(found: str | None) -> None:
     """
     Check that the module ``storage`` is the one beside this package: a user's own module is likely to have that name.
 
@@ -29,7 +37,7 @@ def _check_storage(found: str | None, own: str = __file__) -> None:
         ImportError: Another one is found first.
     """
     if found is None or os.path.realpath(os.path.join(found, *[os.pardir] * 2)) != os.path.realpath(
-        os.path.join(own, *[os.pardir] * 2)
+        os.path.join(__file__, *[os.pardir] * 2)
     ):
         raise ImportError(
             f"a module named storage, {found or 'a folder'}, hides the package storage that backend_client needs: "
@@ -41,31 +49,13 @@ _check_storage(storage.__file__)
 
 
 def __getattr__(name: str) -> Any:
+    if name not in _MODULES:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     try:
-        return _resolved(name)
+        return getattr(import_module(_MODULES[name]), name)
     except ModuleNotFoundError as error:
         from storage.missing_packages import explained
 
         if (text := explained(error)) is None:
             raise
         raise ModuleNotFoundError(text, name=error.name) from error
-
-
-def _resolved(name: str) -> Any:
-    if name == "ChangelogStateBackend":
-        from backend_client.spark.api.backend import ChangelogStateBackend
-
-        return ChangelogStateBackend
-    if name == "BatchProgress":
-        from backend_client.progress import BatchProgress
-
-        return BatchProgress
-    if name == "StateTester":
-        from backend_client.testing import StateTester
-
-        return StateTester
-    if name == "join_streams":
-        from backend_client.spark.api.stream_join import join_streams
-
-        return join_streams
-    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

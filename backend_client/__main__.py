@@ -32,8 +32,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     standby.add_argument("folder", type=Path, help="the job's folder with orders, in local_dir")
     standby.set_defaults(run=_follow)
     options = parser.parse_args(arguments)
-    result: int = options.run(options)
-    return result
+    return int(options.run(options))
 
 
 def _follow(options: argparse.Namespace) -> int:

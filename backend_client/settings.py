@@ -13,6 +13,7 @@ import tempfile
 from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import dataclass, fields
+from functools import partial
 from typing import Any
 from urllib.parse import urlsplit
 
@@ -35,6 +36,28 @@ _TEXTS = (
     *("service", "token_file", "ca_file", "certificate_file", "local_dir", "trusted_uids", "trusted_dir"),
     *("fork_location", "sidecar_config_file"),
 )
+_NUMBERS: dict[str, tuple[int, float, bool]] = {
+    # Above this, at most that, and whether it is whole.
+    "patience_s": (0, math.inf, False),
+    "checkpoint_timeout_s": (0, math.inf, False),
+    "idle_timers": (0, math.inf, False),
+    "failover_patience_s": (0, math.inf, False),
+    "max_stall_s": (0, math.inf, False),
+    "max_lost_fraction": (0, 1, False),
+    "max_deferred_bytes": (0, math.inf, True),
+    "preemptive_bytes": (0, math.inf, True),
+    "batch_tries_max": (0, math.inf, True),
+    "local_idle_s": (0, math.inf, True),
+    "sidecar_idle_exit_s": (-1, math.inf, True),
+    "link_port": (-1, 65535, True),
+    "standby_replicas": (-1, 1, True),
+    "standby_bytes_max": (-1, math.inf, True),
+    "parallelism": (0, KEY_GROUP_MAX + 1, True),
+    "max_parallelism": (0, KEY_GROUP_MAX + 1, True),
+    "autoscale_batch_ms": (0, math.inf, False),
+    "autoscale_min": (0, KEY_GROUP_MAX + 1, True),
+}
+_OPTIONAL_NUMBERS = {"idle_timers", "parallelism", "max_parallelism", "autoscale_batch_ms"}
 
 
 @dataclass(frozen=True, slots=True)
@@ -164,25 +187,16 @@ class BackendSettings:
             _check_address(self.service)
         if not isinstance(self.links, bool):
             raise InvalidInputError(f"links must be True or False, not {self.links!r}")
-        for name in ("patience_s", "checkpoint_timeout_s"):
-            self._check_number(name, 0)
-        for name in ("preemptive_bytes", "batch_tries_max", "local_idle_s"):
-            self._check_number(name, 0, whole=True)
+        for name, (above, at_most, whole) in _NUMBERS.items():
+            if name not in _OPTIONAL_NUMBERS or getattr(self, name) is not None:
+                self._check_number(name, above, at_most, whole=whole)
+        if self.autoscale_max is not None:
+            self._check_number("autoscale_max", self.autoscale_min - 1, KEY_GROUP_MAX + 1, whole=True)
         self._check_failover()
-        self._check_number("link_port", -1, 65535, whole=True)
-        self._check_number("standby_replicas", -1, 1, whole=True)
-        self._check_number("standby_bytes_max", -1, whole=True)
-        self._check_number("sidecar_idle_exit_s", -1, whole=True)
         if not isinstance(self.local_dir, str) or (self.local_dir and not os.path.isabs(self.local_dir)):
             raise InvalidInputError(f"local_dir must be the absolute path of a folder, not {self.local_dir!r}")
-        if self.idle_timers is not None:
-            self._check_number("idle_timers", 0)
-        self._check_autoscaling()
         self._check_fork()
         self._check_operators()
-        for name in ("parallelism", "max_parallelism"):
-            if getattr(self, name) is not None:
-                self._check_number(name, 0, KEY_GROUP_MAX + 1, whole=True)
 
     @property
     def host_folder(self) -> str:
@@ -240,17 +254,6 @@ class BackendSettings:
             raise InvalidInputError(f"failover must be one of {', '.join(FAILOVER_MODES)}, not {self.failover!r}")
         if self.lost_rows not in LOST_ROWS:
             raise InvalidInputError(f"lost_rows must be one of {', '.join(LOST_ROWS)}, not {self.lost_rows!r}")
-        for name in ("failover_patience_s", "max_stall_s"):
-            self._check_number(name, 0)
-        self._check_number("max_deferred_bytes", 0, whole=True)
-        self._check_number("max_lost_fraction", 0, 1)
-
-    def _check_autoscaling(self) -> None:
-        if self.autoscale_batch_ms is not None:
-            self._check_number("autoscale_batch_ms", 0)
-        self._check_number("autoscale_min", 0, KEY_GROUP_MAX + 1, whole=True)
-        if self.autoscale_max is not None:
-            self._check_number("autoscale_max", self.autoscale_min - 1, KEY_GROUP_MAX + 1, whole=True)
 
     def _check_fork(self) -> None:
         if self.fork_of is not None and validate_name("job", self.fork_of) == self.job:
@@ -303,20 +306,17 @@ def _changes(renamed: Any, removed: Any) -> tuple[tuple[tuple[str, str], ...], t
     """Return the settings `renamed` and `removed` as sorted tuples."""
     pairs = renamed.items() if isinstance(renamed, Mapping) else renamed
     names: Any = None if isinstance(removed, str) else removed
+    valid = partial(validate_name, "operator")
     try:
         return (
-            tuple(sorted((_operator(old), _operator(new)) for old, new in pairs)),
-            tuple(sorted({_operator(name) for name in names})),
+            tuple(sorted((valid(old), valid(new)) for old, new in pairs)),
+            tuple(sorted(set(map(valid, names)))),
         )
     except (TypeError, ValueError) as error:
         raise InvalidInputError(
             'renamed must be like {"former name": "present name"} and removed like ("name",), not '
             f"{renamed!r} and {removed!r}"
         ) from error
-
-
-def _operator(name: Any) -> str:
-    return validate_name("operator", name)
 
 
 def _is_storage(url: Any) -> bool:

@@ -7,7 +7,7 @@ import pyarrow as pa
 
 from backend_client.columnar.aggregations import Aggregation, Combinable, combines
 from backend_client.columnar.processor import BatchMoment, ColumnarProcessor, KeyBatch, KeyResults, OutputMode
-from backend_client.columnar.reductions import Groups, beside, pairs
+from backend_client.columnar.reductions import Groups
 from backend_client.columnar.windows import Windows
 from storage.errors import InvalidInputError
 
@@ -92,11 +92,7 @@ class Aggregate(ColumnarProcessor):
         olds, parts = self._parts(rows, batch.state), self._parts(rows, batch.rows)
         for aggregation, old, part in zip(self._aggregations, olds, parts, strict=True):
             assert isinstance(aggregation, Combinable)  # else nothing is condensed
-            new = aggregation.combine(part, groups)
-            if batch.has_state.any():
-                both = [beside(before, after) for before, after in zip(old, new, strict=True)]
-                new = aggregation.combine(both, pairs(len(batch.starts)))
-            columns += new
+            columns += aggregation.added(old, aggregation.combine(part, groups), batch.has_state)
         return self._results(batch, columns, rows)
 
     def expired(

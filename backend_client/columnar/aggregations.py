@@ -18,7 +18,7 @@ import pyarrow.compute as pc
 
 from backend_client.columnar import reductions
 from backend_client.columnar.reductions import Groups
-from backend_client.columnar.values import Bools
+from backend_client.columnar.values import Bools, valid
 from storage.errors import InvalidInputError
 
 _TOP_MAX = 1000
@@ -88,6 +88,13 @@ class Combinable(ABC):
     def combine(self, states: Sequence[pa.Array], groups: Groups) -> list[pa.Array]:
         """Return the state of each group of states; those that are null count for nothing."""
 
+    def added(self, old: Sequence[pa.Array], new: list[pa.Array], known: Bools) -> list[pa.Array]:
+        """Return the state of each key, of what it was before, if it is known, and that of its new rows."""
+        if not known.any():
+            return new
+        both = [reductions.beside(before, after) for before, after in zip(old, new, strict=True)]
+        return self.combine(both, reductions.pairs(len(known)))
+
 
 def combines(aggregation: Aggregation) -> bool:
     """Return whether states of an aggregation can be combined; a subclass that only overrides `update` takes rows."""
@@ -128,11 +135,7 @@ class Sum(Aggregation, Combinable):
 
     def update(self, rows: pa.RecordBatch, groups: Groups, old: Sequence[pa.Array], known: Bools) -> list[pa.Array]:
         """Add."""
-        kind = old[0].type
-        new = reductions.total(rows.column(self.column), groups, kind)
-        if not known.any():
-            return [new]
-        return self.combine([reductions.beside(old[0], new)], reductions.pairs(len(new)))
+        return self.added(old, [reductions.total(rows.column(self.column), groups, old[0].type)], known)
 
     def combine(self, states: Sequence[pa.Array], groups: Groups) -> list[pa.Array]:
         """Add."""
@@ -154,10 +157,7 @@ class _Extreme(Aggregation, Combinable):
 
     def update(self, rows: pa.RecordBatch, groups: Groups, old: Sequence[pa.Array], known: Bools) -> list[pa.Array]:
         """Compare."""
-        new = reductions.extreme(rows.column(self.column), groups, greatest=self._greatest)
-        if not known.any():
-            return [new]
-        return self.combine([reductions.beside(old[0], new)], reductions.pairs(len(new)))
+        return self.added(old, self.combine([rows.column(self.column)], groups), known)
 
     def combine(self, states: Sequence[pa.Array], groups: Groups) -> list[pa.Array]:
         """Compare."""
@@ -236,18 +236,15 @@ class TopK(Aggregation):
         new = reductions.leading(rows.column(self.column), groups, self.limit)
         if not known.any():
             return new
-        both = pa.concat_arrays([*old, *new])
-        by_key = both.take(pa.array(np.arange(len(both)).reshape(-1, number).T.reshape(-1)))
+        by_key = _by_key([*old, *new])
         width = 2 * self.limit
         return reductions.leading(by_key, Groups(np.arange(0, number * width, width), number * width), self.limit)
 
     def result(self, state: Sequence[pa.Array]) -> pa.Array:
         """Collect the values of each key."""
         number = len(state[0])
-        both = pa.concat_arrays(list(state))
-        by_key = both.take(pa.array(np.arange(len(both)).reshape(-1, number).T.reshape(-1)))
-        valid = by_key.is_valid().to_numpy(zero_copy_only=False).reshape(number, -1)
-        offsets = np.concatenate([[0], np.cumsum(valid.sum(axis=1))])
+        by_key = _by_key(state)
+        offsets = np.concatenate([[0], np.cumsum(valid(by_key).reshape(number, -1).sum(axis=1))])
         return pa.ListArray.from_arrays(pa.array(offsets, pa.int32()), by_key.drop_null())
 
 
@@ -274,13 +271,16 @@ class Last(Aggregation, Combinable):
     def update(self, rows: pa.RecordBatch, groups: Groups, old: Sequence[pa.Array], known: Bools) -> list[pa.Array]:
         """Choose among old and new values."""
         new = self.combine([rows.column(self.column), rows.column(self.by)], groups)
-        if not known.any():
-            return new
-        both = [reductions.beside(before, after) for before, after in zip(old, new, strict=True)]
-        return self.combine(both, reductions.pairs(len(new[0])))
+        return self.added(old, new, known)
 
     def combine(self, states: Sequence[pa.Array], groups: Groups) -> list[pa.Array]:
         """Choose among the values."""
         value, by = states
         by, value = reductions.by_order([by, value], groups, greatest=True)
         return [value, by]
+
+
+def _by_key(columns: Sequence[pa.Array]) -> pa.Array:
+    """Return the values of columns key by key."""
+    both = pa.concat_arrays(list(columns))
+    return both.take(pa.array(np.arange(len(both)).reshape(len(columns), -1).T.reshape(-1)))

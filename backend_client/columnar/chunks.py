@@ -112,8 +112,7 @@ class KeyChunks:
     def _starts(self, batch: pa.RecordBatch, first: int = 1) -> Ints:
         """Return the first row of each key; the key columns begin at `first`."""
         changes = key_changes(batch.columns[first : first + len(self._keys.fields)])
-        starts: Ints = np.flatnonzero(np.concatenate(([True], changes)))
-        return starts
+        return np.flatnonzero(np.concatenate(([True], changes)))
 
 
 def _joined(batches: list[pa.RecordBatch]) -> pa.RecordBatch:

@@ -9,8 +9,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from backend_client.columnar.processor import ColumnarProcessor, KeyBatch, KeyResults, OutputMode
-from backend_client.columnar.reductions import Groups
-from backend_client.columnar.values import Ints
+from backend_client.columnar.values import Ints, micros
 from storage.errors import InvalidInputError
 
 _MICROSECOND = timedelta(microseconds=1)
@@ -56,12 +55,11 @@ class Deduplicate(ColumnarProcessor):
     def process(self, batch: KeyBatch) -> KeyResults:
         """Pass the first rows, drop repetitions."""
         column = batch.rows.column(self._event_time)
-        micros = column.cast(pa.timestamp("us", column.type.tz)).view(pa.int64())
-        times = pc.fill_null(micros, np.iinfo(np.int64).min).to_numpy(zero_copy_only=False)
+        times = micros(column, np.iinfo(np.int64).min)
         watermark_us = np.iinfo(np.int64).min
         if batch.moment.watermark_ms is not None:
             watermark_us = batch.moment.watermark_ms * 1000
-        key_of_row = Groups(batch.starts, len(times)).of_rows
+        key_of_row = batch.key_of_row
         order = _order(key_of_row, times)
         on_time = times > watermark_us
         order = order[on_time[order]]

@@ -10,7 +10,6 @@ from abc import ABC, abstractmethod
 from dataclasses import dataclass
 from typing import Literal
 
-import numpy as np
 import pyarrow as pa
 
 from backend_client.columnar.reductions import Groups
@@ -61,8 +60,7 @@ class KeyBatch:
     @property
     def key_of_row(self) -> Ints:
         """The index of each row's key."""
-        counts = np.diff(self.starts, append=self.rows.num_rows)
-        return np.repeat(np.arange(len(self.starts)), counts)
+        return Groups(self.starts, self.rows.num_rows).of_rows
 
 
 @dataclass(frozen=True, slots=True)

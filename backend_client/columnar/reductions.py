@@ -17,7 +17,7 @@ import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from backend_client.columnar.values import Bools, Ints
+from backend_client.columnar.values import Ints, valid
 from storage.errors import InvalidInputError
 
 _EXACT_DIGITS = 80
@@ -45,8 +45,7 @@ def count(values: pa.Array | None, groups: Groups) -> Ints:
     """Return each group's number of non-null values; its number of rows if `values` is None."""
     if values is None or values.null_count == 0:
         return groups.sizes
-    sums: Ints = np.add.reduceat(_valid(values).astype(np.int64), groups.starts)
-    return sums
+    return np.add.reduceat(valid(values).astype(np.int64), groups.starts)
 
 
 def sum_type(kind: pa.DataType) -> pa.DataType:
@@ -160,7 +159,7 @@ def _ordered(columns: Sequence[pa.Array], groups: Groups, *, descending: bool) -
         ]
     table = pa.table([pa.array(groups.of_rows), *keys], ["group", *names])
     order = pc.sort_indices(table, [("group", "ascending"), *((name, direction) for name in names)]).to_numpy()
-    order = order[_valid(columns[0])[order]].astype(np.int64)
+    order = order[valid(columns[0])[order]].astype(np.int64)
     return order, groups.of_rows[order]
 
 
@@ -171,11 +170,6 @@ def _is_numeric(kind: pa.DataType) -> bool:
         or pa.types.is_timestamp(kind)
         or pa.types.is_date32(kind)
     )
-
-
-def _valid(values: pa.Array) -> Bools:
-    valid: Bools = values.is_valid().to_numpy(zero_copy_only=False)
-    return valid
 
 
 def _numbers(values: pa.Array, fill: float) -> npt.NDArray[Any]:

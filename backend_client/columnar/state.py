@@ -111,7 +111,7 @@ class ColumnarState:
         kept = np.ones(len(entries), np.bool_) if results.keep is None else results.keep
         written = kept if results.changed is None else kept & (results.changed | ~present)
         if ends_ms is not None:
-            values = _with_ends(ends_ms, values)
+            values = joined(of_equal_width(_end_bytes(ends_ms)), values)
             written = written | (kept & (ends_ms != found.ends_ms))
         gone = ~kept & present
         values = pc.if_else(pa.array(kept), values, pa.scalar(None, pa.binary())) if gone.any() else values
@@ -217,10 +217,6 @@ def _end_bytes(ends_ms: Ints) -> npt.NDArray[np.uint8]:
     """Return what `_end` returns, one row per time."""
     ends = (ends_ms.view(np.uint64) ^ np.uint64(_SIGN)).astype(">u8")
     return ends.view(np.uint8).reshape(-1, _END.size)
-
-
-def _with_ends(ends_ms: Ints, values: pa.Array) -> pa.Array:
-    return joined(of_equal_width(_end_bytes(ends_ms)), values)
 
 
 def _sorted(keys: pa.Array, values: pa.Array) -> ChangeColumns:

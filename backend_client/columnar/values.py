@@ -43,10 +43,8 @@ class StateColumns:
         self._varying = [_is_varying(field.type) for field in schema]
         raw = [_raw_type(field) for field in schema]
         names = [f"f{position}" for position in range(len(raw))]
-        self._null_bytes = (len(raw) + 7) // 8
-        self._layout = np.dtype(
-            [("version", "u1"), ("nulls", "u1", (self._null_bytes,)), *zip(names, raw, strict=True)]
-        )
+        null_bytes = (len(raw) + 7) // 8
+        self._layout = np.dtype([("version", "u1"), ("nulls", "u1", (null_bytes,)), *zip(names, raw, strict=True)])
         self._names = names
 
     def encode(self, columns: pa.RecordBatch) -> pa.Array:
@@ -93,7 +91,7 @@ class StateColumns:
         Raises:
             CorruptDataError: A value does not have this schema.
         """
-        present = values.is_valid().to_numpy(zero_copy_only=False)
+        present = valid(values)
         stored = values.drop_null() if values.null_count else values
         data = value_bytes(stored)
         width = self._layout.itemsize
@@ -127,6 +125,19 @@ class StateColumns:
         return pa.RecordBatch.from_arrays(arrays, schema=self.schema), present
 
 
+def valid(column: pa.Array) -> Bools:
+    """Return which values of a column are not null."""
+    found: Bools = column.is_valid().to_numpy(zero_copy_only=False)
+    return found
+
+
+def micros(times: pa.Array, null: int = 0) -> Ints:
+    """Return timestamps in microseconds since 1970, `null` for a null."""
+    numbers = times.cast(pa.timestamp("us", times.type.tz)).view(pa.int64())
+    found: Ints = pc.fill_null(numbers, null).to_numpy(zero_copy_only=False)
+    return found
+
+
 def split_heads(values: pa.Array, width: int) -> tuple[npt.NDArray[np.uint8], pa.Array]:
     """
     Return the first `width` bytes of each value, zeros for a null, and the values without them.
@@ -134,7 +145,7 @@ def split_heads(values: pa.Array, width: int) -> tuple[npt.NDArray[np.uint8], pa
     Raises:
         CorruptDataError: A value is shorter than that.
     """
-    present = values.is_valid().to_numpy(zero_copy_only=False)
+    present = valid(values)
     stored = values.drop_null()
     data, sizes = value_bytes(stored), np.diff(_offsets(stored)).astype(np.int64)
     if (sizes < width).any():

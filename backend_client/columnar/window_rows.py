@@ -18,7 +18,7 @@ import pyarrow.compute as pc
 
 from backend_client.columnar.chunks import Chunk
 from backend_client.columnar.reductions import Groups
-from backend_client.columnar.values import Ints
+from backend_client.columnar.values import Ints, valid
 from backend_client.columnar.windows import Windows
 
 Condense = Callable[[pa.RecordBatch, Groups], pa.RecordBatch | None]
@@ -86,9 +86,7 @@ def window_rows(
     of_key = key_of_row[assigned.rows]
     order = np.lexsort((assigned.rows, assigned.starts_us, of_key))
     of_key, begins = of_key[order], assigned.starts_us[order]
-    is_first = np.ones(len(order), np.bool_)
-    is_first[1:] = (np.diff(of_key) != 0) | (np.diff(begins) != 0)
-    starts = np.flatnonzero(is_first)
+    starts = _firsts(of_key, begins)
     taken = rows.take(pa.array(assigned.rows[order]))
     groups = len(starts) if panes is None else panes.rows.num_rows
     return WindowRows(taken, starts, of_key[starts], begins[starts], assigned.late_rows, panes is not None, groups)
@@ -97,18 +95,21 @@ def window_rows(
 def _panes(chunk: Chunk, windows: Windows, condense: Condense) -> Panes | None:
     """Return a row per key and pane, its key, its pane's start, and the number of rows that it stands for."""
     times = chunk.rows.column(windows.column)
-    valid = np.flatnonzero(times.is_valid().to_numpy(zero_copy_only=False))
-    if not len(valid):
+    timed = np.flatnonzero(valid(times))
+    if not len(timed):
         return None
-    pane = windows.newest_us(times)[valid]
-    of_key = Groups(chunk.starts, chunk.rows.num_rows).of_rows[valid]
+    pane = windows.newest_us(times)[timed]
+    of_key = Groups(chunk.starts, chunk.rows.num_rows).of_rows[timed]
     order = np.lexsort((pane, of_key))
     of_key, pane = of_key[order], pane[order]
-    is_first = np.ones(len(order), np.bool_)
-    is_first[1:] = (np.diff(of_key) != 0) | (np.diff(pane) != 0)
-    groups = Groups(np.flatnonzero(is_first), len(order))
-    rows = condense(chunk.rows.take(pa.array(valid[order])), groups)
+    groups = Groups(_firsts(of_key, pane), len(order))
+    rows = condense(chunk.rows.take(pa.array(timed[order])), groups)
     if rows is None:
         return None
     starts = pa.array(pane[groups.starts]).view(pa.timestamp("us", times.type.tz))
     return Panes(rows, of_key[groups.starts], pc.cast(starts, times.type, safe=False), groups.sizes)
+
+
+def _firsts(keys: Ints, times: Ints) -> Ints:
+    """Return the places of the first of each pair, of pairs in order."""
+    return np.flatnonzero((np.diff(keys, prepend=-1) != 0) | (np.diff(times, prepend=0) != 0))

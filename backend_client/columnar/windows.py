@@ -13,9 +13,8 @@ from typing import NamedTuple
 
 import numpy as np
 import pyarrow as pa
-import pyarrow.compute as pc
 
-from backend_client.columnar.values import Ints
+from backend_client.columnar.values import Ints, micros, valid
 from storage.errors import InvalidInputError
 
 START, END = "window_start", "window_end"
@@ -65,10 +64,8 @@ class Windows:
 
     def newest_us(self, times: pa.Array) -> Ints:
         """Return the start of the newest window of each time; that of a null is of no use."""
-        micros = times.cast(pa.timestamp("us", times.type.tz)).view(pa.int64())
-        at = pc.fill_null(micros, 0).to_numpy(zero_copy_only=False)
-        newest: Ints = at - (at - self.offset_us) % self.slide_us
-        return newest
+        at = micros(times)
+        return at - (at - self.offset_us) % self.slide_us
 
     def assign(self, times: pa.Array, watermark_ms: int | None, counts: Ints | None = None) -> Assigned:
         """
@@ -79,33 +76,31 @@ class Windows:
             watermark_ms: Windows are over that end at or before it.
             counts: How many rows each one stands for, for the number of late ones; None for one.
         """
-        valid = np.flatnonzero(pc.is_valid(times).to_numpy(zero_copy_only=False))
-        micros = times.cast(pa.timestamp("us", times.type.tz)).view(pa.int64())
-        at = pc.fill_null(micros, 0).to_numpy(zero_copy_only=False)[valid]
-        newest = self.newest_us(times)[valid]
+        timed = np.flatnonzero(valid(times))
+        at = micros(times)[timed]
+        newest = self.newest_us(times)[timed]
         late_rows = 0
         if watermark_ms is not None:
             is_late = newest + self.size_us <= watermark_ms * 1000
-            late_rows = int(np.count_nonzero(is_late) if counts is None else counts[valid[is_late]].sum())
+            late_rows = int(np.count_nonzero(is_late) if counts is None else counts[timed[is_late]].sum())
         rows, starts = [], []
         for back in range(-(-self.size_us // self.slide_us)):
             start = newest - back * self.slide_us
             inside = start + self.size_us > at
             if watermark_ms is not None:
                 inside &= start + self.size_us > watermark_ms * 1000
-            rows.append(valid[inside])
+            rows.append(timed[inside])
             starts.append(start[inside])
         return Assigned(np.concatenate(rows), np.concatenate(starts), late_rows)
 
     def columns(self, starts_us: Ints, kind: pa.DataType) -> list[pa.Array]:
         """Return the starts and ends of windows as timestamps of this type."""
-        micros = pa.timestamp("us", kind.tz)
-        return [pa.array(starts_us + part, pa.int64()).view(micros).cast(kind) for part in (0, self.size_us)]
+        unit = pa.timestamp("us", kind.tz)
+        return [pa.array(starts_us + part, pa.int64()).view(unit).cast(kind) for part in (0, self.size_us)]
 
     def ends_ms(self, starts_us: Ints) -> Ints:
         """Return the lowest watermark, in ms, at which each window is over."""
-        ends: Ints = -(-(starts_us + self.size_us) // 1000)
-        return ends
+        return -(-(starts_us + self.size_us) // 1000)
 
 
 def tumbling(column: str, size: timedelta, offset: timedelta = timedelta(0)) -> Windows:

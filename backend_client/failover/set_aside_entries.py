@@ -8,7 +8,7 @@ rows only says that a batch's time has not passed in the partition yet: timers m
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from dataclasses import replace
 from itertools import groupby
 
@@ -110,8 +110,3 @@ def closing_time(entry: RowsSetAside) -> BatchTime | None:
     if time is None or entry.closed_ms is None or entry.closed_ms <= time.watermark_ms:
         return None
     return replace(time, watermark_ms=entry.closed_ms, previous_watermark_ms=time.watermark_ms)
-
-
-def size_bytes(waiting: Iterable[Sequence[RowsSetAside]], *, is_lost: bool = False) -> int:
-    """Return the bytes that the rows of several operators take in the log."""
-    return sum(entry.size_bytes for entries in waiting for entry in entries if entry.is_lost == is_lost)

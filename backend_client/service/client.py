@@ -33,7 +33,6 @@ from storage.private_folder import OWN, Trust, user_name
 from storage.unix_peer import peer_uid
 
 _RETRY_STATUSES = frozenset({429, 503})
-_UNAUTHORIZED = 401
 _BROKEN = (OSError, http.client.HTTPException)
 _LAST_TRY_S = 1.0
 """Minimum timeout of a request, even after its patience is over."""
@@ -147,8 +146,7 @@ class ServiceClient:
     def persist(self, job: str, epoch: int, refs: list[ChangeSetRef], *, wait: bool = True) -> list[dict[str, Any]]:
         """Make change sets durable; return their handles, or an empty list without `wait`."""
         body = asdict(PersistRequest(epoch, refs, wait))
-        handles: list[dict[str, Any]] = self.post(f"/v1/jobs/{job}/persist", body)["handles"]
-        return handles
+        return list(self.post(f"/v1/jobs/{job}/persist", body)["handles"])
 
     @contextmanager
     def restore(
@@ -174,16 +172,13 @@ class ServiceClient:
             "first_key_group": key_groups.first,
             "last_key_group": key_groups.last,
             "to": CheckpointRef.parse(to_checkpoint).to_text(),
+            "have": from_checkpoint,
+            "output": "true" if is_output else None,
+            "only": only,
+            "copy": "true" if self.keeps_copies else None,
         }
-        if from_checkpoint is not None:
-            query["have"] = from_checkpoint
-        if is_output:
-            query["output"] = "true"
-        if only is not None:
-            query["only"] = only
-        if self.keeps_copies:
-            query["copy"] = "true"
-        with self._frames("GET", f"/v1/jobs/{job}/restore?{urlencode(query)}", None, patience_s) as frames:
+        given = urlencode({name: value for name, value in query.items() if value is not None})
+        with self._frames("GET", f"/v1/jobs/{job}/restore?{given}", None, patience_s) as frames:
             yield self._restored(frames)
 
     @contextmanager
@@ -265,7 +260,7 @@ class ServiceClient:
             else:
                 if reported is None:
                     return response
-                if response.status == _UNAUTHORIZED and self._has_new_token():
+                if response.status == http.client.UNAUTHORIZED and self._has_new_token():
                     continue
                 if response.status not in _RETRY_STATUSES or deadline.left_s <= 0:
                     raise reported

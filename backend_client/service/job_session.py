@@ -12,6 +12,7 @@ import platform
 import stat
 import uuid
 from collections.abc import Callable, Sequence
+from contextlib import closing
 from dataclasses import asdict, fields, replace
 from functools import cache, partial
 from operator import attrgetter
@@ -42,6 +43,7 @@ from dstl_service.wire import (
     parse_tokens,
 )
 from storage.errors import CorruptDataError, DstlError, FencedError, InvalidInputError, NotFoundError
+from storage.private_folder import check_folder
 
 logger = logging.getLogger("backend_client")
 
@@ -94,7 +96,7 @@ def connect_as(
     embedded = auto_started_sidecar(settings)
     embedded = replace(embedded, answer_timeout_s=max(1.0, min(embedded.answer_timeout_s, settings.patience_s / 2)))
     ensure: Callable[[], None] | None = embedded.ensure if may_start else None
-    embedded.check_folder()  # its owner could answer on the socket
+    check_folder(embedded.folder, embedded.trust)  # its owner could answer on the socket
     return kind(embedded.address, token, patience_s, ensure, trust=settings.host_trust)
 
 
@@ -179,11 +181,8 @@ class JobSession:
             FencedError: Another driver took the job over, or it was rewound.
             UnavailableError: There is no answer.
         """
-        client = connect(self._settings, 0.0)
-        try:
+        with closing(connect(self._settings, 0.0)) as client:
             known = self.find(client, self._settings)
-        finally:
-            client.close()
         if known is not None and known.epoch > self.epoch:
             raise FencedError.taken_over(self._settings.job, self.epoch, known.epoch)
 

@@ -26,7 +26,7 @@ from pathlib import Path
 
 from backend_client.service.client import check_listener
 from storage.errors import InvalidInputError, UnavailableError
-from storage.private_folder import OWN, Trust, check_folder, make_folder, open_lock
+from storage.private_folder import OWN, Trust, make_folder, open_lock
 from storage.unix_peer import peer_pid
 
 _START_TIMEOUT_S = 30.0
@@ -113,23 +113,16 @@ class AutoStartedSidecar:
         finally:
             os.close(lock)
 
-    def check_folder(self) -> None:
-        """
-        Check that only trusted users can change the folder's content.
-
-        Raises:
-            UntrustedFolderError: Another user can.
-        """
-        check_folder(self.folder, self.trust)
-
     def command(self) -> list[str]:
         """Return its command line."""
-        command = [sys.executable, "-m", "dstl_service", "serve", "--storage", self.storage]
-        command += ["--socket", self.socket_path, "--idle-exit-s", str(self.idle_exit_s)]
-        command += ["--log-file", self.log_path]  # it opens the log itself, because it rotates it
-        command += ["--config", self.config_file] if self.config_file else []
         uids = ",".join(str(uid) for uid in sorted(self.trust.uids))
-        return [*command, "--set", f"trusted_uids={uids}", "--set", f"trusted_dir={self.trust.folder}"]
+        return [
+            *(sys.executable, "-m", "dstl_service", "serve", "--storage", self.storage),
+            *("--socket", self.socket_path, "--idle-exit-s", str(self.idle_exit_s)),
+            *("--log-file", self.log_path),  # it opens the log itself, because it rotates it
+            *(("--config", self.config_file) if self.config_file else ()),
+            *("--set", f"trusted_uids={uids}", "--set", f"trusted_dir={self.trust.folder}"),
+        ]
 
     def _start(self) -> None:
         environment = {**os.environ, "PYTHONPATH": os.pathsep.join(path for path in sys.path if path)}
@@ -141,7 +134,7 @@ class AutoStartedSidecar:
         except (OSError, ValueError) as error:
             raise self._not_started(f"{type(error).__name__}: {error}") from error
         deadline = time.monotonic() + _START_TIMEOUT_S
-        while not self._answers():
+        while self._probe(_QUICK_ANSWER_S) is not _Found.WELL:
             if not _runs(pid):
                 raise self._not_started(f"its process {pid} has ended")
             if time.monotonic() > deadline:
@@ -189,9 +182,6 @@ class AutoStartedSidecar:
             return int(self._path("pid").read_text(encoding="utf-8"))
         except (OSError, ValueError):
             return None
-
-    def _answers(self) -> bool:
-        return self._probe(_QUICK_ANSWER_S) is _Found.WELL
 
     def _probe(self, timeout_s: float) -> _Found:
         deadline = time.monotonic() + timeout_s

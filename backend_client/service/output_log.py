@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from itertools import islice
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from backend_client.service.client import ServiceClient
 from backend_client.service.restore import decoded_segment, unexpected_frame
@@ -95,14 +95,7 @@ def read_rows(
         UnavailableError: The sidecar or its store does not answer.
     """
     with client.restore(job, operator, key_groups, None, at.to_text(), is_output=True, only=checkpoint_id) as stream:
-        for frame, payload in read_frames(stream):
-            match frame:
-                case SegmentFrame():
-                    yield LoggedOutput(frame.checkpoint_id, frame.source, decoded_segment(frame, payload))
-                case PlanFrame() | EndFrame():
-                    continue
-                case _:
-                    raise unexpected_frame(frame)
+        yield from _logged(stream, None)
 
 
 def _read(
@@ -110,17 +103,21 @@ def _read(
 ) -> Iterator[LoggedOutput]:
     have = None if after is None else after.to_text()
     with client.restore(job, sink, KeyGroupRange(slot, slot), have, to.to_text(), is_output=True) as stream:
-        for frame, payload in read_frames(stream):
-            match frame:
-                case PlanFrame() if frame.is_full and after is not None:
-                    raise NotFoundError("the checkpoint to begin with is no longer stored")
-                case PlanFrame():
-                    continue
-                case SegmentFrame():
-                    yield LoggedOutput(frame.checkpoint_id, frame.source, decoded_segment(frame, payload))
-                case GoneFrame():
-                    raise NotFoundError("checkpoints after the one to begin with are no longer stored")
-                case EndFrame():
-                    return
-                case _:
-                    raise unexpected_frame(frame)
+        yield from _logged(stream, after)
+
+
+def _logged(stream: Iterator[tuple[dict[str, Any], bytes]], after: CheckpointRef | None) -> Iterator[LoggedOutput]:
+    for frame, payload in read_frames(stream):
+        match frame:
+            case PlanFrame() if frame.is_full and after is not None:
+                raise NotFoundError("the checkpoint to begin with is no longer stored")
+            case PlanFrame():
+                continue
+            case SegmentFrame():
+                yield LoggedOutput(frame.checkpoint_id, frame.source, decoded_segment(frame, payload))
+            case GoneFrame():
+                raise NotFoundError("checkpoints after the one to begin with are no longer stored")
+            case EndFrame():
+                return
+            case _:
+                raise unexpected_frame(frame)

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterable, Iterator
+from contextlib import closing
 from dataclasses import dataclass
 from functools import partial
 
@@ -23,8 +24,8 @@ from backend_client.table.state_table import StateTable
 from dstl_service.wire import CheckpointRef
 from storage.key_groups import KeyGroupRange
 
-PREPARED = "changes long, seconds double"
-"""Schema of the output: for each prepared table the number of changes that it lacked, and how long that took."""
+PREPARED = "seconds double"
+"""Schema of the output: how long the preparation of each table took."""
 
 
 def open_partition(
@@ -91,11 +92,8 @@ class TablePreparation:
             for at in batch.column(0).to_pylist():
                 key_groups, begun_s = self.key_groups[at], time.monotonic()
                 table, advance = open_partition(self.settings, self.job_uid, self.operator, key_groups, self.base)
-                try:
+                with closing(table):
                     if advance.materialize:  # else the sidecar waits for the answer, and asks no later task
                         client, job = kept_client(self.settings), self.settings.job
                         hand_over_snapshot(table, client, job, self.operator, key_groups, self.base)
-                finally:
-                    table.close()
-                taken_s = time.monotonic() - begun_s
-                yield pa.RecordBatch.from_pydict({"changes": [advance.changes], "seconds": [taken_s]})
+                yield pa.RecordBatch.from_pydict({"seconds": [time.monotonic() - begun_s]})

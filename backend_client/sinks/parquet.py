@@ -17,7 +17,7 @@ import mmap
 import struct
 import tempfile
 from collections.abc import Iterable, Mapping, Sequence
-from contextlib import ExitStack, suppress
+from contextlib import ExitStack, closing, suppress
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
@@ -76,13 +76,11 @@ class ParquetSink(Sink):
         except (pa.ArrowException, ValueError, TypeError, OSError) as error:
             raise InvalidInputError(f"the result cannot be stored as Parquet: {error}") from error
         # In the hidden folder: a reader that lists the other one must not find the probe.
-        store = open_store(f"{self.path.rstrip('/')}/{_HIDDEN}", **self.store_options)
-        try:
-            store.check_writable()
-        except DstlError as error:
-            raise UnavailableError(f"the sink's folder {self.path} cannot be written: {error}") from error
-        finally:
-            store.close()
+        with closing(open_store(f"{self.path.rstrip('/')}/{_HIDDEN}", **self.store_options)) as store:
+            try:
+                store.check_writable()
+            except DstlError as error:
+                raise UnavailableError(f"the sink's folder {self.path} cannot be written: {error}") from error
 
     def open(self, slot: Slot) -> SlotPublisher:
         """Open a slot. The first of several publishers to put the next file wins; the others are fenced."""
@@ -189,7 +187,7 @@ class _ParquetPublisher(SlotPublisher):
             except ConflictError as error:
                 raise self._fenced() from error
         self._last = _Published(number, marker)
-        self._keep()
+        self._keep(self._last)
         return written.rows
 
     def close(self) -> None:
@@ -237,15 +235,14 @@ class _ParquetPublisher(SlotPublisher):
             return entry
         if newest < 0:
             return None
-        self._last = _Published(newest, _marker(self._store, self._key(newest)))
-        self._keep()
-        return self._last
+        published = _Published(newest, _marker(self._store, self._key(newest)))
+        self._keep(published)
+        return published
 
-    def _keep(self) -> None:
+    def _keep(self, published: _Published) -> None:
         """Write the entry; if that fails, the next publisher that opens the slot repeats it."""
-        assert self._last is not None
         with suppress(DstlError):
-            self._entries.add(self._last)
+            self._entries.add(published)
 
     def _listed(self) -> int:
         """Return the highest number in a listing; -1 if there is none."""

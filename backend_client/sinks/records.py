@@ -78,5 +78,4 @@ def _encoded(batch: pa.RecordBatch) -> bytes:
     sink = pa.BufferOutputStream()
     with pa.ipc.new_stream(sink, batch.schema) as writer:
         writer.write_batch(batch)
-    value: bytes = sink.getvalue().to_pybytes()
-    return value
+    return bytes(sink.getvalue().to_pybytes())

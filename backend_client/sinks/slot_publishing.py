@@ -9,6 +9,7 @@ one. Only a publisher from before a rewind must not continue.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import closing
 from dataclasses import dataclass
 from itertools import chain
 from typing import NamedTuple, TypeAlias
@@ -219,8 +220,7 @@ def publish_slot(sink: Sink, slot: Slot, read: ReadOutput, target: Target) -> in
         UnavailableError: The sink or the log does not answer; nothing is lost, repeat it.
         ConflictError: The slot's marker does not fit the job.
     """
-    publisher = sink.open(slot)
-    try:
+    with closing(sink.open(slot)) as publisher:
         last = publisher.last_published()
         if not is_due(last, slot, target):
             return 0
@@ -240,8 +240,6 @@ def publish_slot(sink: Sink, slot: Slot, read: ReadOutput, target: Target) -> in
         else:
             marker = last.following(target.checkpoint, found)
         return publisher.publish(_records(_wanted(read(None), last, target)), marker)
-    finally:
-        publisher.close()
 
 
 def _wanted(logged: Iterable[LoggedRecords], marker: Marker | None, target: Target) -> Iterator[LoggedRecords]:

@@ -123,22 +123,19 @@ class ColumnarPlan:
         """
         Compare the state's columns with those of stored state, whose bytes only its own columns can read.
 
-        A time stored before units were recorded is assumed to have the processor's unit, and a window stored before
-        sizes were, the processor's size.
-
         Raises:
             InvalidInputError: The columns differ; the message names the first difference.
         """
         if STATE not in stored:
             return
-        old_fields, new_fields = _fields(stored[STATE].schema), _fields(self.states()[STATE].schema)
-        for known, field in zip(old_fields, new_fields, strict=False):
-            if known.dataType == field.dataType:
-                known.metadata = {**field.metadata, **known.metadata}
-        old, new = ([(field.name, _kind(field)) for field in fields] for fields in (old_fields, new_fields))
-        if old != new or (INDEX in stored) != (INDEX in self.states()):
-            ends = [("state that ends", "") if INDEX in states else None for states in (stored, self.states())]
-            pairs = [*zip_longest(old, new), (ends[0], ends[1])]
+        both = stored, self.states()
+        old, new = (
+            [(field.name, _kind(field)) for field in StructType.fromJson(json.loads(states[STATE].schema))]
+            for states in both
+        )
+        ends = [("state that ends", "") if INDEX in states else None for states in both]
+        if old != new or ends[0] != ends[1]:
+            pairs = [(ends[0], ends[1]), *zip_longest(old, new)]
             was, now = (
                 "no such column" if part is None else " ".join(part).strip()
                 for part in next(pair for pair in pairs if pair[0] != pair[1])
@@ -209,10 +206,6 @@ def _check_watermark(
             "withWatermark before groupBy",
             name,
         )
-
-
-def _fields(schema: str) -> list[StructField]:
-    return StructType.fromJson(json.loads(schema)).fields
 
 
 def _kind(field: StructField) -> str:

@@ -105,13 +105,11 @@ class Combining:
                 parts = [whole]
             state += parts
         rows = pa.RecordBatch.from_arrays(state, schema=self.state)
-        times = None if starts is None else self._times(starts)
+        times = None
+        if starts is not None and self.time is not None:
+            times = starts.view(pa.timestamp("us", self.time.tz)).cast(self.time)
         panes = Panes(rows, Groups(chunk.starts, chunk.rows.num_rows).of_rows, times, counts)
         return _spread(panes, spread) if spread else panes
-
-    def _times(self, starts: pa.Array) -> pa.Array:
-        assert self.time is not None
-        return starts.view(pa.timestamp("us", self.time.tz)).cast(self.time)
 
 
 def combining_of(plan: ColumnarPlan) -> Combining | None:

@@ -40,7 +40,6 @@ from backend_client.standby.upkeep import (
 )
 from backend_client.table.local_disk import LocalDiskError, is_useless
 from backend_client.table.opening import open_copy
-from backend_client.table.state_table import StateTable
 from dstl_service.wire import CheckpointRef
 from storage.errors import InvalidInputError, UnavailableError
 
@@ -170,7 +169,7 @@ class Follower:
         table, is_wanted = opened
         began_s = self._clock_s()
         try:
-            version = _version(table)
+            version = None if table.version is None else CheckpointRef.parse(table.version)
             if version is not None and not is_behind(version, order.base):
                 self._copies[name] = Copy(version.id, table.size_bytes(), version.branch)
                 return
@@ -206,7 +205,9 @@ class Follower:
         self._no_room_until_s[name] = self._clock_s() + NO_ROOM_S
         opened = open_copy(_table_folder(order, name))
         if opened is not None:
-            _emptied(opened[0])
+            table, _ = opened
+            table.discard()
+            table.close()
 
     def _say(self, name: TableName, what: str) -> None:
         """Log a trouble with a table, once as long as it stays the same."""
@@ -226,7 +227,8 @@ class Follower:
         while True:
             self._pause(_LOOK_S)
             now_s = self._clock_s()
-            if not (self._folder / ORDER).exists() or now_s - ordered_s > _idle_s(order):
+            idle_s = order.settings.sidecar_idle_exit_s or _IDLE_S
+            if not (self._folder / ORDER).exists() or now_s - ordered_s > idle_s:
                 return None
             if now_s < until_s:
                 continue
@@ -256,23 +258,9 @@ def _table_folder(order: Order, name: TableName) -> str:
     return order.settings.private_folder("tables", order.job_uid, name.operator, name.key_groups.to_text())
 
 
-def _version(table: StateTable) -> CheckpointRef | None:
-    text = table.version
-    return None if text is None else CheckpointRef.parse(text)
-
-
-def _idle_s(order: Order) -> float:
-    return order.settings.sidecar_idle_exit_s or _IDLE_S
-
-
 def _disk(folder: Path) -> Disk:
     usage = shutil.disk_usage(folder)
     return Disk(usage.total, usage.free)
-
-
-def _emptied(table: StateTable) -> None:
-    table.discard()
-    table.close()
 
 
 def _give_way(is_wanted: Callable[[], bool]) -> None:

@@ -22,7 +22,7 @@ from collections.abc import Iterable, Mapping
 from contextlib import suppress
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any, Self
+from typing import Self
 
 from backend_client.settings import BackendSettings
 from dstl_service.wire import CheckpointRef
@@ -68,10 +68,6 @@ class CopyPlan:
             if keeper == at
         )
 
-    def id_of(self, host: str) -> int:
-        """Return `id_of` a host's tables."""
-        return id_of(self.of_host(host))
-
 
 @dataclass(frozen=True, slots=True)
 class Order:
@@ -91,11 +87,6 @@ class Order:
     epoch: int
     base: CheckpointRef
     tables: tuple[TableName, ...]
-
-    @property
-    def tables_id(self) -> int:
-        """Differs for orders with other tables."""
-        return id_of(self.tables)
 
     @property
     def age(self) -> tuple[int, int]:
@@ -226,7 +217,3 @@ class StandbyReport:
         """Return the report of a status when `base` is the newest checkpoint."""
         lag = max(0, base.id - status.oldest_id) if status.tables else 0
         return cls(host, status.tables, status.missing, lag, status.size_bytes, status.tables_id)
-
-    def to_document(self) -> dict[str, Any]:
-        """Return what a task's receipt contains; ``StandbyReport(**document)`` reads it."""
-        return asdict(self)

@@ -14,6 +14,7 @@ import subprocess
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -98,7 +99,7 @@ def _hand_on(order: Order, host: str) -> dict[str, Any] | None:
             if free is not None:
                 start_follower(folder, free)
         status = read_status(folder)
-    return StandbyReport.of(host, status, order.base).to_document() if status is not None else None
+    return asdict(StandbyReport.of(host, status, order.base)) if status is not None else None
 
 
 def start_follower(folder: Path, lock: int) -> int:

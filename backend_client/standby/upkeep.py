@@ -88,7 +88,7 @@ def to_give_up(copies: Mapping[TableName, Copy], disk: Disk, bytes_max: int) -> 
     return max(copies, key=lambda name: copies[name].size_bytes)
 
 
-def is_behind(version: CheckpointRef | None, base: CheckpointRef) -> bool:
+def is_behind(version: CheckpointRef, base: CheckpointRef) -> bool:
     """
     Say whether a table may be brought to a checkpoint.
 
@@ -96,10 +96,10 @@ def is_behind(version: CheckpointRef | None, base: CheckpointRef) -> bool:
     to go back, it would be restored from the storage.
 
     Args:
-        version: Where the table stands; None if it is empty.
+        version: Where the table stands.
         base: The checkpoint.
     """
-    return version is None or (version.branch, version.id) < (base.branch, base.id)
+    return (version.branch, version.id) < (base.branch, base.id)
 
 
 def rest_s(worked_s: float) -> float:

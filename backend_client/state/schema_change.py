@@ -190,15 +190,12 @@ def _default(field: dict[str, Any], path: str) -> Any:
 
 def _of_json(kind: Any, value: Any) -> Any:
     """Return the Python value of a JSON default."""
-    if isinstance(value, str) and isinstance(kind, str):
-        if decimal_digits(kind):
-            return Decimal(value)
-        if kind == "date":
-            return date.fromisoformat(value)
-        if kind in ("timestamp", "timestamp_ntz"):
-            return datetime.fromisoformat(value)
-    if isinstance(value, float) and isinstance(kind, str) and decimal_digits(kind):
+    if isinstance(value, str | float) and isinstance(kind, str) and decimal_digits(kind):
         return Decimal(str(value))
+    if isinstance(value, str) and kind == "date":
+        return date.fromisoformat(value)
+    if isinstance(value, str) and kind in ("timestamp", "timestamp_ntz"):
+        return datetime.fromisoformat(value)
     return value
 
 

@@ -19,7 +19,7 @@ import os
 import shutil
 import uuid
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import closing, contextmanager, suppress
 from itertools import chain
 from pathlib import Path
 from typing import Self
@@ -255,8 +255,7 @@ class StateTable:
         except Exception as error:  # rocksdict raises nothing more specific
             raise LocalDiskError(f"no snapshot can be made of {self._folder}: {error}") from error
 
-    @contextmanager
-    def receiving(self, index: str, version: str) -> Iterator[IncomingSnapshot]:
+    def receiving(self, index: str, version: str) -> closing[IncomingSnapshot]:
         """
         Receive a stored snapshot beside the table; unless adopted within this context, it is removed.
 
@@ -264,11 +263,7 @@ class StateTable:
             index: Key of the snapshot's index.
             version: The checkpoint of its table.
         """
-        incoming = IncomingSnapshot(self._incoming, index, version)
-        try:
-            yield incoming
-        finally:
-            incoming.close()
+        return closing(IncomingSnapshot(self._incoming, index, version))
 
     def adopt(self, incoming: IncomingSnapshot) -> None:
         """

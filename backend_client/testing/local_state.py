@@ -37,7 +37,6 @@ class LocalState:
     """
 
     def __init__(self, parallelism: int, max_parallelism: int) -> None:
-        self._parallelism = parallelism
         self._max_parallelism = max_parallelism
         self._ranges = [key_group_range(at, parallelism, max_parallelism) for at in range(parallelism)]
         self.timestamp_ms = 0
@@ -52,13 +51,13 @@ class LocalState:
     def at(self, key: bytes) -> KeyedState:
         """Return the state of the partition that owns a key, at that key."""
         key_group = checksum64(key) % self._max_parallelism
-        state = self._state(key_group * self._parallelism // self._max_parallelism)
+        state = self._state(key_group * len(self._ranges) // self._max_parallelism)
         state.key_group, state.key = key_group, key
         return state
 
     def partitions(self) -> Iterator[KeyedState]:
         """Yield the state of each partition."""
-        return map(self._state, range(self._parallelism))
+        return map(self._state, range(len(self._ranges)))
 
     def commit(self, state: KeyedState) -> None:
         """End a batch: write its changes to the log and the table."""
@@ -85,9 +84,8 @@ class LocalState:
         Raises:
             InvalidInputError: A partition would have no key groups.
         """
-        count = parallelism or self._parallelism
+        count = parallelism or len(self._ranges)
         self._ranges = [key_group_range(at, count, self._max_parallelism) for at in range(count)]
-        self._parallelism = count
         del self._log[self._checkpointed :]
         _close(self._tables, self._folder)
         self._open()

@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 import uuid
 from collections.abc import Callable, Sequence
-from contextlib import suppress
+from contextlib import closing, suppress
 from dataclasses import dataclass
 
 import pyarrow as pa
@@ -110,19 +110,13 @@ class History:
 
     def publish(self, marker: Marker, *batches: Sequence[int]) -> None:
         """Open a slot and publish."""
-        publisher = self.kit.sink.open(self.slots[marker.slot])
-        try:
+        with closing(self.kit.sink.open(self.slots[marker.slot])) as publisher:
             publisher.publish([self.kit.batch(self.numbers(*offsets)) for offsets in batches], marker)
-        finally:
-            publisher.close()
 
     def last(self, slot: int = 0) -> Marker | None:
         """Open a slot and return its marker."""
-        publisher = self.kit.sink.open(self.slots[slot])
-        try:
+        with closing(self.kit.sink.open(self.slots[slot])) as publisher:
             return publisher.last_published()
-        finally:
-            publisher.close()
 
     def seen(self) -> list[int]:
         """Return the offsets of this history's numbers that a reader sees."""

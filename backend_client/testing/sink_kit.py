@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import uuid
 from collections.abc import Callable, Iterator
-from contextlib import suppress
+from contextlib import closing, suppress
 from dataclasses import dataclass, replace
 from functools import partial
 from threading import Thread
@@ -193,14 +193,9 @@ def _records_that_fail(history: History) -> None:
         yield history.kit.batch(history.numbers(0))
         raise UnavailableError("the log does not answer")
 
-    publisher = history.kit.sink.open(history.slots[0])
-    try:
+    with closing(history.kit.sink.open(history.slots[0])) as publisher, suppress(UnavailableError):
         publisher.publish(records(), history.marker(0))
         history.expect(ATOMIC, "UnavailableError", "success")
-    except UnavailableError:
-        pass
-    finally:
-        publisher.close()
     history.expect_records()
     history.expect(MARKER, None, history.last())
     history.publish(history.marker(0), [0], [2])

@@ -71,8 +71,7 @@ class SteppedPublishers:
 
     def steps(self, what: Publishing) -> list[Step]:
         """Publish; return the steps."""
-        found: list[Step] = self._ask(what, 0, 0)
-        return found
+        return list(self._ask(what, 0, 0))
 
     def killed(self, what: Publishing, step: int | str) -> bool:
         """Publish until a step, at which the publisher is killed; return whether it got there."""

@@ -178,12 +178,10 @@ class StateTester:
 
     def deleteState(self, stateName: str, key: Any) -> None:
         """Clear a state for a key."""
-        kind = self._info(stateName).kind
+        variables: dict[str, Callable[..., Any]] = {"value": self._value, "list": self._list, "map": self._map}
+        variable = variables[self._info(stateName).kind]
         with self._visit(key) as (_, handle):
-            if kind == "value":
-                self._value(handle, stateName).clear()
-            else:
-                (self._list if kind == "list" else self._map)(handle, stateName).clear()
+            variable(handle, stateName).clear()
 
     def checkpoint(self) -> None:
         """Make everything so far survive a `restore`."""

@@ -25,7 +25,7 @@ import pyarrow.compute as pc
 
 from backend_client.columnar.join.row_lists import ListedRows, pack_lists, unpack_lists
 from backend_client.columnar.processor import ColumnarProcessor, KeyBatch, KeyResults, OutputMode
-from backend_client.columnar.values import Bools, Ints, StateColumns
+from backend_client.columnar.values import Bools, Ints, StateColumns, micros, valid
 from backend_client.columnar.windows import Assigned, Windows
 from storage.errors import InvalidInputError
 
@@ -49,8 +49,8 @@ class Buckets(Windows):
 
     def assign(self, times: pa.Array, watermark_ms: int | None, counts: Ints | None = None) -> Assigned:
         """Assign rows to the buckets that they visit; late rows, and those without a time, to none."""
-        at = _micros(times)
-        visiting = times.is_valid().to_numpy(zero_copy_only=False)
+        at = micros(times)
+        visiting = valid(times)
         late_rows = 0
         if watermark_ms is not None:
             is_late = visiting & (at <= watermark_ms * 1000)
@@ -145,13 +145,13 @@ class IntervalJoin(ColumnarProcessor):
     def _side(self, batch: KeyBatch, position: int) -> _Side:
         part = batch.rows.column(self._names[position])
         # As in SQL, null equals nothing.
-        whole = np.logical_and.reduce([_valid(column) for column in batch.keys.columns])
+        whole = np.logical_and.reduce([valid(column) for column in batch.keys.columns])
         entry = batch.key_of_row
-        chosen = np.flatnonzero(_valid(part) & whole[entry])
+        chosen = np.flatnonzero(valid(part) & whole[entry])
         rows = pa.RecordBatch.from_struct_array(part.take(pa.array(chosen)))
-        times = _micros(batch.rows.column(self._event_time))[chosen]
+        times = micros(batch.rows.column(self._event_time))[chosen]
         values = self._codec(batch.rows.schema, self._names[position]).encode(rows)
-        begins = _micros(batch.keys.column(batch.keys.num_columns - 2))[entry[chosen]]
+        begins = micros(batch.keys.column(batch.keys.num_columns - 2))[entry[chosen]]
         own = (begins <= times) & (times < begins + self._buckets.slide_us)
         return _Side(ListedRows(entry[chosen], times, values), own, unpack_lists(batch.state.column(position)))
 
@@ -208,15 +208,3 @@ def _chosen(rows: ListedRows, mask: Bools) -> ListedRows:
 
 def _taken(rows: ListedRows, at: Ints) -> ListedRows:
     return ListedRows(rows.lists[at], rows.times[at], rows.values.take(pa.array(at)))
-
-
-def _valid(column: pa.Array) -> Bools:
-    valid: Bools = column.is_valid().to_numpy(zero_copy_only=False)
-    return valid
-
-
-def _micros(times: pa.Array) -> Ints:
-    """Return times in microseconds, 0 for a null."""
-    micros = times.cast(pa.timestamp("us", times.type.tz)).view(pa.int64())
-    values: Ints = pc.fill_null(micros, 0).to_numpy(zero_copy_only=False)
-    return values

@@ -14,7 +14,7 @@ import numpy.typing as npt
 import pyarrow as pa
 
 from backend_client.columnar.packing import joined, of_equal_width
-from backend_client.columnar.values import Ints, binary_array, value_bytes, value_sizes
+from backend_client.columnar.values import Ints, binary_array, valid, value_bytes, value_sizes
 from storage.errors import CorruptDataError
 
 _HEAD = np.dtype([("size", "<u4"), ("time", "<i8")])
@@ -44,7 +44,7 @@ def unpack_lists(lists: pa.Array) -> ListedRows:
     Raises:
         CorruptDataError: A list is not a sequence of rows.
     """
-    present = np.flatnonzero(lists.is_valid().to_numpy(zero_copy_only=False))
+    present = np.flatnonzero(valid(lists))
     stored = lists.drop_null()
     data, sizes = value_bytes(stored), value_sizes(stored)
     ends = np.cumsum(sizes)

@@ -18,7 +18,7 @@ import re
 import tempfile
 import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import closing, contextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import IO, Any, Literal, cast, get_args
@@ -155,13 +155,12 @@ class DeltaSink(Sink):
             return
         endpoint = self._endpoint()
         # In a hidden folder: readers skip names that begin with an underscore.
-        store = open_store(f"{self.path.rstrip('/')}/_dstl", **({"endpoint_url": endpoint} if endpoint else {}))
-        try:
-            store.check_writable()
-        except DstlError as error:
-            raise UnavailableError(f"the sink's table {self.path} cannot be written: {error}") from error
-        finally:
-            store.close()
+        options = {"endpoint_url": endpoint} if endpoint else {}
+        with closing(open_store(f"{self.path.rstrip('/')}/_dstl", **options)) as store:
+            try:
+                store.check_writable()
+            except DstlError as error:
+                raise UnavailableError(f"the sink's table {self.path} cannot be written: {error}") from error
 
 
 class _DeltaPublisher(SlotPublisher):

@@ -3,9 +3,7 @@
 
 from __future__ import annotations
 
-from typing import Protocol
-
-from confluent_kafka import KafkaError, KafkaException
+from confluent_kafka import KafkaError, KafkaException, Producer
 
 TIMEOUT_LIMIT = "transaction.max.timeout.ms"
 FENCED = frozenset({KafkaError._FENCED, KafkaError.PRODUCER_FENCED, KafkaError.INVALID_PRODUCER_EPOCH})
@@ -61,17 +59,7 @@ class ConnectionErrors:
         return self._refusal if self._refusal is not None and error.code() in _NO_ANSWER else error
 
 
-class Polled(Protocol):
-    """A client that tells events when it is asked for them."""
-
-    def poll(self, timeout: float, /) -> object:
-        """Report the pending events."""
-
-    def abort_transaction(self, timeout: float, /) -> object:
-        """Abort the transaction."""
-
-
-def fatal_cause(client: Polled, error: KafkaError) -> KafkaError:
+def fatal_cause(client: Producer, error: KafkaError) -> KafkaError:
     """
     Return why a client gave up for good, where an error says only that it has.
 

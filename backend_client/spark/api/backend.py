@@ -93,10 +93,7 @@ class ChangelogStateBackend:
         Each has its reason, and the application's own value if `spark` is given. Spark reads them when an application
         starts: ``python -m backend_client recommended-settings`` prints them as options of ``spark-submit``.
         """
-        if spark is None:
-            return recommended_settings()
-        conf = spark.sparkContext.getConf()
-        return recommended_settings(conf.get)
+        return recommended_settings() if spark is None else recommended_settings(spark.sparkContext.getConf().get)
 
     def rescale(self, operator: str, parallelism: int, *, query: str | None = None) -> None:
         """

@@ -42,7 +42,7 @@ def _of_operator(operator: Operator, default: int, key_groups: int) -> list[str]
     parallelism = operator.parallelism or default
     check_parallelism(parallelism, key_groups)
     states = [
-        f"State {name} ({info.kind}): {StructType.fromJson(_parsed(info.schema)).simpleString()}"
+        f"State {name} ({info.kind}): {StructType.fromJson(json.loads(info.schema)).simpleString()}"
         for name, info in operator.states.items()
     ]
     return [
@@ -52,11 +52,6 @@ def _of_operator(operator: Operator, default: int, key_groups: int) -> list[str]
         *(states or ["State: none"]),
         f"Output: {_columns(operator.output_schema)}",
     ]
-
-
-def _parsed(text: str) -> dict[str, object]:
-    parsed: dict[str, object] = json.loads(text)
-    return parsed
 
 
 def _columns(schema: StructType) -> str:

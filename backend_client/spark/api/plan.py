@@ -12,6 +12,7 @@ import sys
 from collections.abc import Callable
 from dataclasses import replace
 from itertools import count
+from types import SimpleNamespace
 from typing import Any
 
 from pyspark.errors import AnalysisException
@@ -178,9 +179,9 @@ class StatefulDataFrame:
     groupby = groupBy
 
     @property
-    def na(self) -> _NullFunctions:
-        """The functions for nulls: ``na.drop``, ``na.fill`` and ``na.replace``."""
-        return _NullFunctions(self)
+    def na(self) -> SimpleNamespace:
+        """The functions for nulls, as of Spark's ``DataFrame.na``: ``na.drop``, ``na.fill`` and ``na.replace``."""
+        return SimpleNamespace(drop=self.dropna, fill=self.fillna, replace=self.replace)
 
     @property
     def writeStream(self) -> StatefulStreamWriter:
@@ -236,15 +237,6 @@ class StatefulDataFrame:
             return StatefulDataFrame(query, template, self._jobs)
 
         return record
-
-
-class _NullFunctions:
-    """The methods of Spark's ``DataFrame.na``."""
-
-    def __init__(self, result: StatefulDataFrame) -> None:
-        self.drop = result.dropna
-        self.fill = result.fillna
-        self.replace = result.replace
 
 
 def _same(batches: Any) -> Any:

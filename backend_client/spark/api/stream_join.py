@@ -10,6 +10,7 @@ and one timer per key that is not later than the first end of a wait. With ``col
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from functools import reduce
@@ -317,11 +318,9 @@ def _micros(spark: SparkSession, wait: str | timedelta) -> int:
     if isinstance(wait, timedelta):
         micros = wait // timedelta(microseconds=1)
     else:
-        try:
+        with suppress(PySparkException):
             row = spark.sql("SELECT unix_micros(timestamp_micros(0) + cast(? AS INTERVAL))", args=[wait]).first()
             micros = None if row is None else row[0]
-        except PySparkException:
-            micros = None
     if micros is None or micros < 0:
         raise InvalidInputError(
             f"wait must be a non-negative duration such as '10 minutes', or a timedelta, not {wait!r}"

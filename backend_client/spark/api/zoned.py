@@ -17,7 +17,7 @@ from backend_client.state.stored_forms import Convert, in_utc
 
 def zoned(kind: DataType) -> Convert:
     """Return the function that gives the timestamps in a value read from state, at any depth, their zone."""
-    return _conversion(kind) or _as_it_is
+    return _conversion(kind) or (lambda value: value)
 
 
 def _conversion(kind: DataType) -> Convert | None:
@@ -47,7 +47,3 @@ def _of_fields(kind: StructType) -> Convert | None:
 
 def _or_none(convert: Convert | None, value: Any) -> Any:
     return value if convert is None or value is None else convert(value)
-
-
-def _as_it_is(value: Any) -> Any:
-    return value

@@ -19,7 +19,6 @@ from pyspark.sql.types import DataType, StructField
 from backend_client.spark.columns import grouping_columns, quoted
 from backend_client.spark.private.session import grouped_frame
 from backend_client.spark.query import InitialState, Operator
-from backend_client.spark.task.initial_rows import InitialRows
 from storage.errors import InvalidInputError
 
 _IS_INPUT = "__dstl_is_input"
@@ -46,11 +45,6 @@ def joined(initial: InitialState, operator: Operator, rows: DataFrame) -> tuple[
     )
     both = theirs.toDF(*names).unionAll(mine.toDF(*names))
     return replace(operator, key_columns=key_names, input_schema=both.schema, order=(_IS_INPUT,)), both
-
-
-def initial_rows(initial: InitialState, key_count: int, input_names: Sequence[str]) -> InitialRows:
-    """Return what separates the rows of `joined` in the tasks."""
-    return InitialRows(key_count, tuple(input_names), tuple(initial.frame.columns))
 
 
 def initial_state_of(initial: Any, key_types: Sequence[DataType]) -> InitialState:

@@ -20,7 +20,7 @@ from backend_client.spark.combining import Combining
 from backend_client.spark.driver.batch_times import BatchTimes, late_until_ms
 from backend_client.spark.driver.closing import SecondPass
 from backend_client.spark.driver.columnar_history import ColumnarHistory
-from backend_client.spark.driver.initial_state import initial_rows, joined
+from backend_client.spark.driver.initial_state import joined
 from backend_client.spark.driver.kept_output import KeptOutput
 from backend_client.spark.driver.placement import (
     Pin,
@@ -41,6 +41,7 @@ from backend_client.spark.session_settings import set_for
 from backend_client.spark.shipping import Shipments
 from backend_client.spark.standby.standby import Standby
 from backend_client.spark.stateless_steps import apply_steps
+from backend_client.spark.task.initial_rows import InitialRows
 from backend_client.spark.task.pandas_settings import PandasSettings
 from backend_client.spark.task.task import OperatorTask
 from backend_client.state.declared_states import ids_to_delete
@@ -165,7 +166,8 @@ class Passes:
         initial = operator.initial if is_new else None
         row_names, initial_of_task = tuple(operator.input_schema.names), None
         if initial is not None:
-            initial_of_task = initial_rows(initial, len(operator.key_columns), row_names)
+            initial_names = tuple(initial.frame.columns)
+            initial_of_task = InitialRows(len(operator.key_columns), row_names, initial_names)
             operator, frame = joined(initial, operator, frame)
         # The first pass deletes; the second sees the deletions.
         deleted = ids_to_delete(stored.get(operator.name, {}), info.states, operator.recreated_states)

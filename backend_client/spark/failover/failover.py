@@ -24,7 +24,6 @@ from backend_client.failover.set_aside_entries import (
     by_owner,
     companion_info,
     companion_of,
-    size_bytes,
     to_run,
     waiting_of,
     without_lost,
@@ -335,7 +334,8 @@ class BatchFailover:
                 f"{lost} rows of operator {self._infos[name].label} would be lost, and with those of the last minute "
                 f"more than max_lost_fraction={settings.max_lost_fraction:g} of its rows"
             )
-        if size_bytes(self._after.values()) > settings.max_deferred_bytes:
+        waiting = chain.from_iterable(self._after.values())
+        if sum(entry.size_bytes for entry in waiting if not entry.is_lost) > settings.max_deferred_bytes:
             raise BatchMustWaitError(
                 f"deferred rows would take more than max_deferred_bytes={settings.max_deferred_bytes}"
             )

@@ -38,16 +38,18 @@ class LostOutputError(RuntimeError):
     """The function of an at-most-once query failed after the checkpoint: the batch's output is lost."""
 
 
-class Output(Protocol):
-    """A query's output on the driver; one batch after the other."""
+class Output:
+    """A query's output on the driver, one batch after the other; this one has none, and its methods do nothing."""
 
     @property
     def operators(self) -> Sequence[OperatorInfo]:
         """The output as manifests describe it."""
+        return ()
 
     @property
     def unpublished(self) -> int:
         """Number of checkpoints whose output is not published yet."""
+        return 0
 
     def start(self) -> None:
         """Begin, before the first batch."""
@@ -57,6 +59,7 @@ class Output(Protocol):
 
     def log(self, frame: DataFrame, context: BatchContext) -> Sequence[ChangeSetRef]:
         """Write the batch's rows to the log; return the change sets that become part of the checkpoint."""
+        return ()
 
     def before_checkpoint(self, frame: DataFrame, batch_id: int) -> None:
         """Write the batch's rows while its changes are uploaded."""
@@ -69,6 +72,7 @@ class Output(Protocol):
 
     def drain(self, timeout_s: float | None = None) -> bool:
         """Wait until everything is published; return whether it is."""
+        return True
 
     def close(self) -> None:
         """Release what the output holds."""
@@ -92,7 +96,7 @@ class OutputPlan(Protocol):
 
 
 @dataclass(frozen=True, slots=True)
-class FunctionOutput:
+class FunctionOutput(Output):
     """
     A function that gets each batch's rows.
 
@@ -101,24 +105,12 @@ class FunctionOutput:
         at_most_once: Whether it runs after the checkpoint, and never again.
         ahead: How many batches it has seen that were given up by rewinds, if it numbers batches itself.
         operators: Sinks of former queries.
-        unpublished: Always 0.
     """
 
     function: BatchFunction
     at_most_once: bool = False
     ahead: int = 0
     operators: Sequence[OperatorInfo] = ()
-    unpublished: int = 0
-
-    def start(self) -> None:
-        """Do nothing."""
-
-    def before_batch(self, last: OperatorInfo) -> None:
-        """Do nothing."""
-
-    def log(self, frame: DataFrame, context: BatchContext) -> Sequence[ChangeSetRef]:
-        """Return nothing: the rows are not logged."""
-        return ()
 
     def before_checkpoint(self, frame: DataFrame, batch_id: int) -> None:
         """Call the function if it runs at least once."""
@@ -142,20 +134,10 @@ class FunctionOutput:
                 f"{error}"
             ) from error
 
-    def stop_waiting(self) -> None:
-        """Do nothing."""
 
-    def drain(self, timeout_s: float | None = None) -> bool:
-        """Return true."""
-        return True
-
-    def close(self) -> None:
-        """Do nothing."""
-
-
-class SinkOutput:
+class SinkOutput(Output):
     """
-    A sink that publishes what is logged with the checkpoints.
+    A sink that publishes what is logged with the checkpoints; before that, no reader may see the rows.
 
     Args:
         plan: The sink, as the user asked for it.
@@ -226,12 +208,9 @@ class SinkOutput:
         """Write the batch's rows to the log."""
         assert self._keys is not None
         task = LogTask(self._plan.name, self._plan.slots, self._keys[1], context)
-        refs = [ref for receipt in log_rows(task, frame) for ref in receipt.refs]
+        refs = log_rows(task, frame)
         self._logged_bytes = sum(ref.size_bytes for ref in refs)
         return refs
-
-    def before_checkpoint(self, frame: DataFrame, batch_id: int) -> None:
-        """Do nothing: no reader may see the rows yet."""
 
     def after_checkpoint(self, frame: DataFrame, checkpoint: CheckpointRef) -> None:
         """Have the checkpoint's output published."""
@@ -251,13 +230,11 @@ class SinkOutput:
         """Stop publishing; what is left is published by the next start."""
         self._publisher.close()
 
-    def _publish(self, target: Target) -> int:
+    def _publish(self, target: Target) -> None:
         columns = arrow_schema(self._plan.schema)
         task = PublishTask(self._settings, self._session.job_uid, self._plan.name, self._parcel, target, columns)
-        rows = publish(task, self._place_numbers(self._slots))
-        for refusal in (row.refusal for row in rows if row.refusal is not None):
-            raise UnavailableError(refusal)
-        return sum(row.records for row in rows)
+        if refusals := publish(task, self._place_numbers(self._slots)):
+            raise UnavailableError(refusals[0])
 
 
 @dataclass(frozen=True, slots=True)

@@ -31,8 +31,8 @@ _TRACEBACK = "Traceback (most recent call last):"
 _OVERTAKEN = (FencedError.__name__, ConflictError.__name__)
 """In the text of a task's error: another driver may be publishing."""
 
-Publish = Callable[[Target], int]
-"""Publishes all slots up to a checkpoint; returns the number of records."""
+Publish = Callable[[Target], object]
+"""Publishes all slots up to a checkpoint."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,8 +90,6 @@ class Publisher:
         self._thread: threading.Thread | None = None
         self.published = None if known is None else known.published
         """Id of the newest checkpoint whose output is published."""
-        self.records = 0
-        """Number of records that this publisher has published."""
 
     @property
     def backlog(self) -> tuple[int, int]:
@@ -128,7 +126,10 @@ class Publisher:
         """
 
         def has_room() -> bool:
-            return not self._waiting if until_empty else self._has_room()
+            if until_empty:
+                return not self._waiting
+            size_bytes = sum(size for _, size in self._waiting)
+            return len(self._waiting) < self._limits.checkpoints and size_bytes < self._limits.size_bytes
 
         with self._changed:
             self._changed.wait_for(lambda: self._is_closed or self._is_stopping or self._fenced or has_room())
@@ -174,10 +175,6 @@ class Publisher:
             self._is_closed = True
             self._changed.notify_all()
 
-    def _has_room(self) -> bool:
-        size_bytes = sum(size for _, size in self._waiting)
-        return len(self._waiting) < self._limits.checkpoints and size_bytes < self._limits.size_bytes
-
     def _work(self) -> None:
         while True:
             with self._changed:
@@ -206,7 +203,7 @@ class Publisher:
             target = self._oldest()
             try:
                 with self._told_while_it_lasts(target):
-                    self.records += self._publish(target)
+                    self._publish(target)
             except Exception as error:  # noqa: BLE001 - whatever it is, nothing is lost by waiting
                 self._error = _last_line(error)
                 if any(sign in str(error) for sign in _OVERTAKEN) and self._is_overtaken():

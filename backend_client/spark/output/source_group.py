@@ -98,7 +98,7 @@ class GroupPlan:
         return [BackgroundCommits(f"consumer group {self.group!r}", group.commit) for group in groups]
 
 
-class GroupOutput:
+class GroupOutput(Output):
     """
     An output whose checkpoints' offsets are committed.
 

@@ -9,7 +9,7 @@ from functools import partial
 
 import pyarrow as pa
 from pyspark import TaskContext
-from pyspark.sql import DataFrame, Row
+from pyspark.sql import DataFrame
 
 from backend_client.service.job_session import kept_client
 from backend_client.service.log_writer import LogWriter
@@ -26,26 +26,8 @@ from dstl_service.wire import ChangeSetRef, CheckpointRef, LogTarget
 from storage.errors import NotFoundError, UnavailableError
 from storage.key_groups import KeyGroupRange
 
-_LOGGED = "receipt string"
-_PUBLISHED = "records long, refusal string"
-
-
-@dataclass(frozen=True, slots=True)
-class LogReceipt:
-    """A task's result: the references of its change sets, in order, and the number of rows."""
-
-    refs: list[ChangeSetRef]
-    rows: int
-
-    @classmethod
-    def from_json(cls, text: str) -> LogReceipt:
-        """Parse the result of `to_json`."""
-        document = json.loads(text)
-        return cls([ChangeSetRef(**ref) for ref in document["refs"]], document["rows"])
-
-    def to_json(self) -> str:
-        """Return the text that `from_json` reads."""
-        return json.dumps(asdict(self), separators=(",", ":"))
+_LOGGED = "refs string"
+_PUBLISHED = "refusal string"
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,7 +50,7 @@ class LogTask:
     names: tuple[str, ...] | None = None
 
     def __call__(self, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-        """Yield one row with the receipt, or none if there were no rows."""
+        """Yield one row with the references of the change sets, in order and as JSON; none if there were no rows."""
         context = TaskContext.get()
         assert context is not None
         batch, settings = self.batch, self.batch.settings
@@ -84,25 +66,25 @@ class LogTask:
             batch.job_uid,
         )
         writer = LogWriter(kept_client(settings), target)
-        size_bytes, rows = settings.preemptive_bytes, 0
+        size_bytes = settings.preemptive_bytes
         rows_in = without_delay(batches)
         named = rows_in if self.names is None else (rows.rename_columns([*self.names]) for rows in rows_in)
-        for changes, count in change_sets(named, slot, batch.epoch, size_bytes):
+        for changes, _ in change_sets(named, slot, batch.epoch, size_bytes):
             writer.append(changes, preemptive=sum(len(value or b"") for value in changes.values()) >= size_bytes)
-            rows += count
         if not writer.refs:
             return
         if not is_reachable(batch, writer.refs):
             writer.make_durable()
-        yield pa.RecordBatch.from_pydict({"receipt": [LogReceipt(writer.refs, rows).to_json()]})
+        yield pa.RecordBatch.from_pydict({"refs": [json.dumps([asdict(ref) for ref in writer.refs])]})
 
 
-def log_rows(task: LogTask, frame: DataFrame) -> list[LogReceipt]:
-    """Run a task on a batch's result; return the receipts of its partitions that have rows."""
+def log_rows(task: LogTask, frame: DataFrame) -> list[ChangeSetRef]:
+    """Run a task on a batch's result; return the references of the change sets of all its partitions."""
     names = frame.columns
     if any("." in name or "`" in name for name in names):  # ``mapInArrow`` looks names up without quotes
         task, frame = replace(task, names=tuple(names)), frame.toDF(*(f"_{at}" for at in range(len(names))))
-    return [LogReceipt.from_json(row[0]) for row in frame.mapInArrow(task.__call__, _LOGGED).collect()]
+    rows = frame.mapInArrow(task.__call__, _LOGGED).collect()
+    return [ChangeSetRef(**ref) for row in rows for ref in json.loads(row.refs)]
 
 
 @dataclass(frozen=True, slots=True)
@@ -128,7 +110,7 @@ class PublishTask:
 
     def __call__(self, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         """
-        Publish the slots whose numbers the rows have; yield the number of records of each, or why it is refused.
+        Publish the slots whose numbers the rows have; yield why some are refused.
 
         A system that does not answer, or refuses, is the publisher's matter: if the task failed, Spark would repeat it
         at once several times, and each might wait as long, before the publisher is told. The same holds for checkpoints
@@ -138,13 +120,10 @@ class PublishTask:
         for batch in without_delay(batches):
             for number in batch.column(0).to_pylist():
                 slot = Slot(self.settings.job, self.job_uid, self.name, number, self.columns)
-                records, refusal = 0, None
                 try:
-                    records = publish_slot(sink, slot, partial(self._read, slot), self.target)
+                    publish_slot(sink, slot, partial(self._read, slot), self.target)
                 except (UnavailableError, NotFoundError) as error:
-                    refusal = str(error) or type(error).__name__
-                row = {"records": pa.array([records], pa.int64()), "refusal": pa.array([refusal], pa.string())}
-                yield pa.RecordBatch.from_pydict(row)
+                    yield pa.RecordBatch.from_pydict({"refusal": [str(error) or type(error).__name__]})
 
     def _read(self, slot: Slot, after: CheckpointRef | None) -> Iterator[LoggedRecords]:
         client, target = kept_client(self.settings), self.target
@@ -155,10 +134,10 @@ class PublishTask:
             yield LoggedRecords(epoch_of(changes, source), checkpoint_id, record_batches(changes, source))
 
 
-def publish(task: PublishTask, frames: Sequence[DataFrame]) -> list[Row]:
-    """Run a task on frames of slots, each frame in a Spark job of its own; return what it answers for each slot."""
+def publish(task: PublishTask, frames: Sequence[DataFrame]) -> list[str]:
+    """Run a task on frames of slots, each frame in a Spark job of its own; return why some slots are refused."""
     text = f"publish checkpoint {task.target.checkpoint.id} of {task.settings.job} to sink {task.name}"
     spark = frames[0].sparkSession
     spark.sparkContext.setJobDescription(text)  # of the publisher's thread
     answers = run_apart(spark, [frame.mapInArrow(task.__call__, _PUBLISHED).collect for frame in frames])
-    return [row for of_job in answers for row in of_job]
+    return [row.refusal for of_job in answers for row in of_job]

@@ -86,20 +86,14 @@ class Hosts:
                 self._seat(parallelism, cores, ready)
 
     @property
-    def executors(self) -> int:
-        """The number of executors, as of the last look."""
-        with self._lock:
-            return len(self._executors)
-
-    @property
     def executor_ids(self) -> frozenset[str]:
-        """Their ids, as of the last look."""
+        """The ids of the executors, as of the last look."""
         with self._lock:
             return frozenset(executor.id for executor in self._executors)
 
     @property
     def cold(self) -> list[Executor]:
-        """Those executors that have run nothing yet, as of the last look."""
+        """The executors that have run nothing yet, as of the last look."""
         with self._lock:
             return list(self._cold)
 
@@ -214,11 +208,9 @@ class Hosts:
         seats = self._known_seats(parallelism)
         anchor = self._anchors.get(parallelism)
         if anchor is None or anchor.seats != seats or anchor.executors != self._warm:
-            anchor = self._anchors[parallelism] = self._new_anchor(parallelism, seats)
+            frame = self._frame_of(range(parallelism), seats)
+            anchor = self._anchors[parallelism] = _Anchor(seats, self._warm, frame)
         return anchor
-
-    def _new_anchor(self, parallelism: int, seats: Seats | None) -> _Anchor:
-        return _Anchor(seats, self._warm, self._frame_of(range(parallelism), seats))
 
     def _frame_of(self, partitions: Sequence[int], seats: Seats | None) -> DataFrame:
         numbers = self._numbers(len(partitions))

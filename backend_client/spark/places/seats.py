@@ -41,11 +41,6 @@ class Seats:
     runners: tuple[str, ...]
     keepers: tuple[str | None, ...]
 
-    @property
-    def idle(self) -> frozenset[str]:
-        """The hosts that keep copies and run no partition."""
-        return frozenset(host for host in self.keepers if host is not None) - set(self.runners)
-
 
 @dataclass(frozen=True, slots=True)
 class Takeover:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import closing
 from typing import Any
 
 from py4j.protocol import Py4JJavaError
@@ -146,11 +147,8 @@ def _begin_log(spark: SparkSession, folder: Any, files: Any, batch_id: int) -> i
     newest = batch_id - batch_id % interval - 1
     if newest >= 0:
         unfinished, entry = (hadoop_path(spark, folder, f"{mark}{newest}.compact") for mark in (".begun-", ""))
-        stream = files.create(unfinished, True)
-        try:
+        with closing(files.create(unfinished, True)) as stream:
             stream.write(_LOG_HEAD)
-        finally:
-            stream.close()
         files.rename(unfinished, entry)
     return newest
 

@@ -78,7 +78,7 @@ class StreamPlan:
         """Return the running batch's plan; None if it is unknown."""
         if self._is_stateless:
             return PlanNode()
-        tree = self._asked(lambda execution: _Walk().tree(execution.lastExecution().executedPlan()))
+        tree = self._asked(lambda execution: _tree(execution.lastExecution().executedPlan(), {}))
         self._is_stateless = tree is not None and not tree.is_stateful
         return tree
 
@@ -114,36 +114,33 @@ class StreamPlan:
             return None
 
 
-class _Walk:
-    """Builds a tree from a physical plan; whether a class is a stateful operator is checked once per class."""
+def _tree(plan: Any, stateful: dict[str, bool]) -> PlanNode:
+    """Build a tree from a physical plan; `stateful` says which classes are stateful operators, as far as known."""
+    name, children = str(plan.nodeName()), plan.children()
+    if name == "EventTimeWatermark":
+        return PlanNode(gives=True)
+    nodes = tuple(_tree(children.apply(number), stateful) for number in range(children.size()))
+    kind = str(plan.getClass().getName())
+    if kind not in stateful:
+        stateful[kind] = _is_stateful(plan)
+    if not stateful[kind]:
+        return nodes[0] if len(nodes) == 1 else PlanNode(nodes)
 
-    def __init__(self) -> None:
-        self._stateful: dict[str, bool] = {}
+    def lets_out(watermark_ms: int) -> int | None:
+        output = plan.produceOutputWatermark(watermark_ms)
+        return int(output.get()) if output.isDefined() else None
 
-    def tree(self, plan: Any) -> PlanNode:
-        name, children = str(plan.nodeName()), plan.children()
-        if name == "EventTimeWatermark":
-            return PlanNode(gives=True)
-        nodes = tuple(self.tree(children.apply(number)) for number in range(children.size()))
-        if not self._is_stateful(str(plan.getClass().getName()), plan):
-            return nodes[0] if len(nodes) == 1 else PlanNode(nodes)
+    def asks(watermark_ms: int) -> bool:
+        return bool(plan.shouldRunAnotherBatch(watermark_ms))
 
-        def lets_out(watermark_ms: int) -> int | None:
-            output = plan.produceOutputWatermark(watermark_ms)
-            return int(output.get()) if output.isDefined() else None
+    return PlanNode(nodes, lets_out=lets_out, asks=asks)
 
-        def asks(watermark_ms: int) -> bool:
-            return bool(plan.shouldRunAnotherBatch(watermark_ms))
 
-        return PlanNode(nodes, lets_out=lets_out, asks=asks)
-
-    def _is_stateful(self, name: str, plan: Any) -> bool:
-        if name not in self._stateful:
-            try:
-                plan.produceOutputWatermark(0)
-                self._stateful[name] = True
-            except Py4JError as error:
-                if "does not exist" not in str(error):
-                    raise
-                self._stateful[name] = False
-        return self._stateful[name]
+def _is_stateful(plan: Any) -> bool:
+    try:
+        plan.produceOutputWatermark(0)
+    except Py4JError as error:
+        if "does not exist" not in str(error):
+            raise
+        return False
+    return True

@@ -22,7 +22,7 @@ from backend_client.settings import BackendSettings
 from backend_client.spark.batch import Receipt
 from backend_client.spark.places.hosts import Hosts
 from backend_client.spark.places.seats import Executor
-from backend_client.standby.orders import CopyPlan, StandbyReport
+from backend_client.standby.orders import CopyPlan, StandbyReport, id_of
 from backend_client.standby.tending import tended
 from dstl_service.wire import CheckpointRef, OperatorInfo
 
@@ -66,13 +66,13 @@ class Standby:
             and report.tables
             and not report.missing
             and report.lag <= READY_LAG_MAX
-            and report.tables_id == plan.id_of(report.host)
+            and report.tables_id == id_of(plan.of_host(report.host))
         }
 
     @property
     def output_replicas(self) -> int:
         """How many executors keep a batch's output."""
-        return 2 if self._hosts is not None and self._hosts.executors > 1 else 1
+        return 2 if self._hosts is not None and len(self._hosts.executor_ids) > 1 else 1
 
     @property
     def is_telling(self) -> bool:

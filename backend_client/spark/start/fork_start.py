@@ -137,23 +137,12 @@ def follow(spark: SparkSession, log: CheckpointLog, latest: CheckpointInfo | Non
     """
     if latest is None:
         return
-    if is_at_fork(latest) and log.query_id() is None:
-        _begin(spark, log, latest, settings)
+    origin = latest.forked_from
+    if origin is not None and is_at_fork(latest) and log.query_id() is None:
+        logs, parent = logs_of(latest.offsets), parent_log(spark, settings)
+        log.fork(latest.ref.id, latest.offsets, latest.ref.uid, latest.closed_ms, origin.savepoint, parent, logs)
     elif latest.rewound_from is not None or is_at_fork(latest):
         log.rewind(latest.ref.id, latest.offsets, latest.ref.uid, latest.closed_ms)
-
-
-def _begin(spark: SparkSession, log: CheckpointLog, latest: CheckpointInfo, settings: BackendSettings) -> None:
-    assert latest.forked_from is not None
-    log.fork(
-        latest.ref.id,
-        latest.offsets,
-        latest.ref.uid,
-        latest.closed_ms,
-        latest.forked_from.savepoint,
-        parent_log(spark, settings),
-        logs_of(latest.offsets),
-    )
 
 
 def logs_of(offsets: str) -> dict[int, int | None]:

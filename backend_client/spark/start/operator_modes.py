@@ -15,20 +15,19 @@ ROWS, COLUMNS = "rows", "columns"
 """An operator's kind: that of the Row and pandas APIs, which share their state, or that of `transform_columns`."""
 
 _APIS = {ROWS: "of the Row or pandas API", COLUMNS: "columnar"}
-_COLUMNAR_STATES = {"columns", "ends"}
 
 
 def check_modes(stored: OperatorInfo, wanted: OperatorInfo) -> None:
     """
-    Check an operator's kind and modes against the stored ones; state stored without modes accepts any.
+    Check an operator's kind and modes against the stored ones.
 
     Raises:
         InvalidInputError: One of them differs; the message names the operator, the old and the new value.
     """
-    was, now = kind_of(stored), kind_of(wanted)
-    if was is not None and now is not None and was != now:
+    if stored.kind != wanted.kind:
+        was, now = (_APIS[str(operator.kind)] for operator in (stored, wanted))
         raise InvalidInputError(
-            f"operator {wanted.name!r} was started with a processor that is {_APIS[was]}, now it is {_APIS[now]}; "
+            f"operator {wanted.name!r} was started with a processor that is {was}, now it is {now}; "
             "neither can read the other's state: use the stored kind again, or start with another job name and "
             "checkpointLocation"
         )
@@ -36,15 +35,8 @@ def check_modes(stored: OperatorInfo, wanted: OperatorInfo) -> None:
         ("timeMode", stored.time_mode, wanted.time_mode),
         ("outputMode", stored.output_mode, wanted.output_mode),
     ):
-        if before is not None and before != after:
+        if before != after:
             raise InvalidInputError(
                 f"operator {wanted.name!r} was started with {name} {before!r}, now it has {after!r}; an operator's "
                 f"modes cannot change: use {before!r} again, or start with another job name and checkpointLocation"
             )
-
-
-def kind_of(operator: OperatorInfo) -> str | None:
-    """Return an operator's kind; if it was not stored, infer it from the states; None without states."""
-    if operator.kind in _APIS or not operator.states:
-        return operator.kind if operator.kind in _APIS else None
-    return COLUMNS if {state.kind for state in operator.states.values()} & _COLUMNAR_STATES else ROWS

@@ -9,8 +9,9 @@ then names the objects that it has stored, and they are collected.
 
 from __future__ import annotations
 
+import json
 import logging
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import replace
 from functools import partial
@@ -22,7 +23,7 @@ from backend_client.service.keep_awake import kept_awake
 from backend_client.settings import BackendSettings
 from backend_client.spark.own_session import own_session
 from backend_client.spark.start.operator_tables import removed_entries, unused_name
-from backend_client.spark.start.table_rewriting import REWRITTEN, Rewritten, TableRewriting
+from backend_client.spark.start.table_rewriting import REWRITTEN, TableRewriting
 from backend_client.state.key_hash import KeyHash
 from dstl_service.wire import REMOVED, ChangeSetRef, CheckpointInfo, OperatorInfo
 from storage.errors import DstlError, InternalError, InvalidInputError
@@ -93,32 +94,35 @@ def _complete(
         task = TableRewriting(
             settings, session.job_uid, session.epoch, latest.ref, old, info.name, before, after, ranges
         )
-        done = list(_run(spark, task, old.parallelism))
-        refs += [ref for one in done for ref in one.refs]
+        entries, added = _run(spark, task, old.parallelism)
+        refs += added
         if len(refs) > _SETS_MAX:
             raise InvalidInputError(
                 f"the state of job {settings.job!r} has more than {_SETS_MAX} change sets when it is rewritten, which "
                 "one checkpoint cannot name: use fork_of without another max_parallelism"
             )
-        entries, size_bytes = sum(one.entries for one in done), sum(ref.size_bytes for one in done for ref in one.refs)
+        size_bytes = sum(ref.size_bytes for ref in added)
         logger.info("operator %s: %d entries rewritten, %d bytes logged", info.label, entries, size_bytes)
-    gone = (*(info for info in latest.operators if info.kind == REMOVED), *_removed(latest))
+    gone = [info for info in latest.operators if info.kind == REMOVED]
+    # Entries of the old tables, so that no other table gets their names.
+    gone += [entry for info in former for entry in removed_entries(info, latest.operators)]
     plan = session.plan(refs, [*new, *gone], latest.query_id, latest.offsets, closed_ms=latest.closed_ms)
     session.complete(latest.ref.id + 1, plan)
     assert session.latest is not None
     session.latest = replace(session.latest, forked_from=latest.forked_from)
 
 
-def _run(spark: SparkSession, task: TableRewriting, parallelism: int) -> Iterator[Rewritten]:
-    """Rewrite an operator's tables, each by a task; yield the results by partition."""
+def _run(spark: SparkSession, task: TableRewriting, parallelism: int) -> tuple[int, list[ChangeSetRef]]:
+    """Rewrite an operator's tables, each by a task; return the number of entries, and the change sets by partition."""
     numbers = own_session(spark).range(0, parallelism, 1, parallelism).selectExpr("cast(id as int) as id")
     rows = numbers.mapInArrow(task.__call__, REWRITTEN).collect()
-    found = {done.partition: done for done in (Rewritten.from_json(row[0]) for row in rows)}
+    found = {row.partition: row for row in rows}
     if len(rows) != len(found) or found.keys() != set(range(parallelism)):
         raise InternalError(
             f"tables {sorted(found)} of {task.operator.label!r} were rewritten, not 0..{parallelism - 1}"
         )
-    yield from (found[number] for number in range(parallelism))
+    texts = [found[number].refs for number in range(parallelism)]
+    return sum(row.entries for row in rows), [ChangeSetRef(**ref) for text in texts for ref in json.loads(text)]
 
 
 def new_operators(stored: Sequence[OperatorInfo], max_parallelism: int) -> list[OperatorInfo]:
@@ -136,8 +140,3 @@ def new_operators(stored: Sequence[OperatorInfo], max_parallelism: int) -> list[
 
 def _with_tables(latest: CheckpointInfo) -> list[OperatorInfo]:
     return [info for info in latest.operators if info.has_table]
-
-
-def _removed(latest: CheckpointInfo) -> Iterable[OperatorInfo]:
-    """Return the entries that the old tables leave, so that no other table gets their names."""
-    return (entry for info in _with_tables(latest) for entry in removed_entries(info, latest.operators))

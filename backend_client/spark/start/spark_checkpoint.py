@@ -12,6 +12,7 @@ import json
 import re
 import uuid
 from collections.abc import Mapping
+from contextlib import closing
 from typing import Any
 
 from pyspark.errors import PySparkException
@@ -66,11 +67,8 @@ class CheckpointLog:
         Spark refuses to begin where ``offsets`` is not empty, and a half-written first entry is there under a hidden
         name. Where any entry is complete, nothing is removed.
         """
-        path = self._at("offsets")
-        if not self._files.exists(path):
-            return
-        names = [str(entry.getPath().getName()) for entry in self._files.listStatus(path)]
-        if names and all(name.startswith(".") for name in names):
+        names = self._names("offsets")
+        if all(name.startswith(".") for name in names):
             for name in names:
                 self._files.delete(self._at(f"offsets/{name}"), False)
 
@@ -198,11 +196,8 @@ class CheckpointLog:
         return hadoop_path(self._spark, self._path, name)
 
     def _write(self, name: str, text: str) -> None:
-        stream = self._files.create(self._at(name), True)
-        try:
+        with closing(self._files.create(self._at(name), True)) as stream:
             stream.write(text.encode())
-        finally:
-            stream.close()
 
     def _read(self, name: str) -> str | None:
         try:
@@ -211,8 +206,5 @@ class CheckpointLog:
             if "FileNotFound" in str(error):
                 return None
             raise
-        try:
-            data = bytes(stream.readAllBytes())
-        finally:
-            stream.close()
-        return data.decode()
+        with closing(stream):
+            return bytes(stream.readAllBytes()).decode()

@@ -29,33 +29,15 @@ from dstl_service.wire import ChangeSetRef, CheckpointRef, LogTarget, OperatorIn
 from storage.errors import CorruptDataError
 from storage.key_groups import KeyGroupRange, key_group_range
 
-REWRITTEN = "rewritten string"
-"""Schema of the output: one text for each table, for `Rewritten.from_json`."""
+REWRITTEN = "partition int, entries long, refs string"
+"""Schema of the output, a row for each table: the references of its change sets, which are durable, are JSON."""
 
+_ROW = pa.schema([("partition", pa.int32()), ("entries", pa.int64()), ("refs", pa.string())])
 _BUFFERED_BYTES_MAX = 64 << 20
 """Most bytes of entries that a task holds: then it sends the largest of the change sets that are not full."""
 _HEAD_BYTES, _MOMENT_BYTES, _ID_BYTES = 4, 8, 2
 _ENTRY_BYTES = 100
 """About what an entry takes in memory beside its bytes."""
-
-
-@dataclass(frozen=True, slots=True)
-class Rewritten:
-    """A rewritten table: its partition, the number of its entries, and its change sets, which are durable."""
-
-    partition: int
-    entries: int
-    refs: list[ChangeSetRef]
-
-    @classmethod
-    def from_json(cls, text: str) -> Rewritten:
-        """Parse the text that `to_json` returns."""
-        document = json.loads(text)
-        return cls(**{**document, "refs": [ChangeSetRef(**ref) for ref in document["refs"]]})
-
-    def to_json(self) -> str:
-        """Return the text that `from_json` reads."""
-        return json.dumps(asdict(self), separators=(",", ":"))
 
 
 class NewKeys:
@@ -201,10 +183,11 @@ class TableRewriting:
         assert context is not None
         for batch in batches:
             for partition in batch.column(0).to_pylist():
-                done = self._rewrite(partition, context.taskAttemptId())
-                yield pa.RecordBatch.from_arrays([pa.array([done.to_json()])], ["rewritten"])
+                entries, refs = self._rewrite(partition, context.taskAttemptId())
+                row = {"partition": partition, "entries": entries, "refs": json.dumps([asdict(ref) for ref in refs])}
+                yield pa.RecordBatch.from_pylist([row], _ROW)
 
-    def _rewrite(self, partition: int, attempt: int) -> Rewritten:
+    def _rewrite(self, partition: int, attempt: int) -> tuple[int, list[ChangeSetRef]]:
         operator, settings = self.operator, self.settings
         key_groups = key_group_range(partition, operator.parallelism, self.before)
         every = KeyGroupRange(0, self.after - 1)
@@ -219,7 +202,7 @@ class TableRewriting:
                 if key_groups.contains(int.from_bytes(entry[:2], "big")):
                     writer.put(*new_keys(entry), value)
                     entries += 1
-            return Rewritten(partition, entries, writer.end())
+            return entries, writer.end()
         finally:
             table.discard()  # it is not opened again, but by a repetition
             table.close()

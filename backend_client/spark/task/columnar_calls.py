@@ -16,6 +16,7 @@ from backend_client.columnar.processor import BatchMoment, KeyBatch, KeyResults
 from backend_client.columnar.state import INDEX, STATE, ColumnarState
 from backend_client.columnar.values import Ints, StateColumns
 from backend_client.columnar.window_rows import Panes, window_rows
+from backend_client.columnar.windows import Windows
 from backend_client.service.log_writer import LogWriter
 from backend_client.spark.columnar_plan import ColumnarPlan
 from backend_client.spark.combining import Combining
@@ -135,7 +136,7 @@ class ColumnarCalls:
         for encoded, columns, changes in state.ended(watermark_ms):
             keys, starts = self._keys.decode(encoded, with_number=windows is not None)
             if windows is not None:
-                keys = self._with_windows(keys.columns, np.array(starts, np.int64))
+                keys = self._with_windows(windows, keys.columns, np.array(starts, np.int64))
             output = self._processor.expired(keys, columns, self._plan.rows, moment)
             self._write(changes, writer, preemptive=True)
             if output is not None:
@@ -157,7 +158,7 @@ class ColumnarCalls:
             if not len(placed.starts):
                 return
             rows, starts, begins, at = placed.rows, placed.starts, placed.begins_us, pa.array(placed.keys)
-            keys = self._with_windows([column.take(at) for column in chunk.keys], begins)
+            keys = self._with_windows(windows, [column.take(at) for column in chunk.keys], begins)
             entries = state.entries(chunk.key_groups[placed.keys], chunk.encoded.take(at), pack_integers(begins))
             ends_ms, is_condensed = windows.ends_ms(begins), placed.is_condensed
         found = state.read(entries, self._moment.watermark_ms)
@@ -234,9 +235,7 @@ class ColumnarCalls:
             )
         return replace(results, expires_ms=_per_key(who, "expires_ms", results.expires_ms, np.int64, keys))
 
-    def _with_windows(self, keys: Sequence[pa.Array], starts_us: Ints) -> pa.RecordBatch:
-        windows = self._processor.windows
-        assert windows is not None
+    def _with_windows(self, windows: Windows, keys: Sequence[pa.Array], starts_us: Ints) -> pa.RecordBatch:
         kind = self._plan.rows.field(windows.column).type
         return pa.RecordBatch.from_arrays([*keys, *windows.columns(starts_us, kind)], schema=self._plan.all_keys)
 

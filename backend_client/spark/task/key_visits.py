@@ -10,7 +10,6 @@ their group is visited.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass
 from itertools import chain
 from typing import Any, NamedTuple
 
@@ -34,46 +33,46 @@ class Visit(NamedTuple):
     rows: Iterator[Any] | None
 
 
-@dataclass(frozen=True, slots=True)
-class KeyVisits:
+def key_visits(
+    grouped: Iterable[KeyRows],
+    state: KeyedState,
+    encode: Callable[[tuple[Any, ...]], bytes],
+    due_until_ms: int,
+    *,
+    expiring: bool,
+    upcoming: Upcoming | None = None,
+) -> Iterator[Visit]:
     """
-    Merges the keys with rows and those with due timers.
+    Yield one visit for each key with rows or due timers, in ascending order of key groups.
 
     Args:
+        grouped: The keys with rows.
         state: The partition's state.
         encode: Returns a key's bytes.
         due_until_ms: Timers up to this moment, inclusive, are due.
         expiring: Whether there may be entries with a TTL.
         upcoming: Records stored timers that are due later.
     """
+    groups, removed = state.key_groups, 0
 
-    state: KeyedState
-    encode: Callable[[tuple[Any, ...]], bytes]
-    due_until_ms: int
-    expiring: bool
-    upcoming: Upcoming | None = None
-
-    def of(self, grouped: Iterable[KeyRows]) -> Iterator[Visit]:
-        """Yield one visit for each key, in ascending order of key groups."""
-        groups = self.state.key_groups
-        current, removed = groups.first, self._remove_expired(groups.first, 0)
-        due = due_timers(self.state, current, self.due_until_ms, self.upcoming)
-        for key_group, key, rows in chain(grouped, [_END]):
-            while current < min(key_group, groups.last + 1):
-                for encoded, timers in due.items():
-                    yield Visit(current, encoded, (), timers, None)
-                current += 1
-                if current <= groups.last:
-                    removed = self._remove_expired(current, removed)
-                    due = due_timers(self.state, current, self.due_until_ms, self.upcoming)
-            if key_group > groups.last:
-                return
-            encoded = self.encode(key)
-            yield Visit(key_group, encoded, key, due.pop(encoded, ()), rows)
-
-    def _remove_expired(self, key_group: int, removed: int) -> int:
+    def due_in(key_group: int) -> dict[bytes, list[int]]:
+        nonlocal removed
         # As many as this batch has written with a TTL, plus a constant: bounded, yet removal never falls behind.
-        limit = _REMOVED_MIN + self.state.ends_written - removed
-        if not self.expiring or limit <= 0:
-            return removed
-        return removed + remove_expired(self.state, key_group, limit)
+        limit = _REMOVED_MIN + state.ends_written - removed
+        if expiring and limit > 0:
+            removed += remove_expired(state, key_group, limit)
+        return due_timers(state, key_group, due_until_ms, upcoming)
+
+    current = groups.first
+    due = due_in(current)
+    for key_group, key, rows in chain(grouped, [_END]):
+        while current < min(key_group, groups.last + 1):
+            for encoded, timers in due.items():
+                yield Visit(current, encoded, (), timers, None)
+            current += 1
+            if current <= groups.last:
+                due = due_in(current)
+        if key_group > groups.last:
+            return
+        encoded = encode(key)
+        yield Visit(key_group, encoded, key, due.pop(encoded, ()), rows)

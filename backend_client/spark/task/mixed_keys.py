@@ -139,8 +139,7 @@ class KeySeparator:
         return next(self._keys(batch.slice(0, 1)))
 
     def _key_columns(self, batch: pa.RecordBatch) -> list[pa.Array]:
-        columns: list[pa.Array] = batch.columns[1 : 1 + self._key_count]
-        return columns
+        return list(batch.columns[1 : 1 + self._key_count])
 
 
 def _orders(batch: pa.RecordBatch) -> Orders:

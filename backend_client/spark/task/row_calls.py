@@ -19,7 +19,7 @@ from backend_client.batch_time import BatchTime, TimeMode
 from backend_client.portions import Portion
 from backend_client.service.log_writer import LogWriter
 from backend_client.spark.task.initial_rows import InitialRows
-from backend_client.spark.task.key_visits import KeyVisits, Visit
+from backend_client.spark.task.key_visits import Visit, key_visits
 from backend_client.spark.task.rows import KeyRows, row_factory
 from backend_client.spark.task.state_handle import TaskHandle
 from backend_client.state.codec import KeyCodec
@@ -123,13 +123,7 @@ class RowCalls:
         assert until is not None
         timers = handle.timers = Timers(state, until, self.upcoming)
         fires_first = self.timing.fires_first
-        visits = KeyVisits(
-            state=state,
-            encode=encode_key,
-            due_until_ms=until,
-            expiring=any(info.ttl_ms is not None for info in self.states.values()),
-            upcoming=self.upcoming,
-        )
+        expiring = any(info.ttl_ms is not None for info in self.states.values())
 
         def fire(encoded: bytes, timestamps: Iterable[int]) -> Iterator[Any]:
             for timestamp_ms in timestamps:
@@ -149,7 +143,7 @@ class RowCalls:
             yield from fire(visit.encoded, timers.take_due())
             timers.leave_due()  # timers that these set and that are already due fire in the next batch
 
-        for visit in visits.of(grouped):
+        for visit in key_visits(grouped, state, encode_key, until, expiring=expiring, upcoming=self.upcoming):
             state.key_group, state.key = visit.key_group, visit.encoded
             yield of_visit(visit)
 

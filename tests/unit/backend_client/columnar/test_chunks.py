@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 from collections import Counter
-from dataclasses import replace
 from datetime import timedelta
 from typing import Any
 
@@ -18,7 +17,6 @@ from pyspark.sql.pandas.types import from_arrow_schema
 from backend_client.columnar import Aggregate, ColumnarProcessor, Count, KeyBatch, KeyResults, Sum, chunks, tumbling
 from backend_client.columnar.keys import KeyColumns
 from backend_client.key_runs import key_changes
-from backend_client.state.declared_states import merge_states
 from storage.errors import InvalidInputError
 from tests.unit.backend_client.columnar.columnar_task import Task
 
@@ -263,19 +261,6 @@ def test_other_size_of_windows_than_stored_is_refused() -> None:
         counted(2.5).plan.check_stored("counts", stored.states())
 
 
-def test_size_of_windows_is_added_to_older_state() -> None:
-    """I15: windows of jobs that did not store their size are still readable; the next checkpoint stores it."""
-    plan = counted(10).plan
-    states = plan.states()
-    bare = from_arrow_schema(plan.processor.state_schema(plan.rows)).json()
-    older = {name: replace(info, schema=bare) if info.id == 1 else info for name, info in states.items()}
-    plan.check_stored("counts", older)
-    merged = merge_states("counts", older, states)
-    assert merged == states
-    with pytest.raises(InvalidInputError, match="per window of 10 s where"):
-        counted(5).plan.check_stored("counts", merged)
-
-
 def test_metadata_may_change() -> None:
     """A field's metadata, such as the user's own unit, does not affect state."""
     older, newer = ({"SPARK::metadata::json": json.dumps({"unit": unit})} for unit in ("EUR", "USD"))
@@ -287,17 +272,3 @@ def test_zone_may_change() -> None:
     """Stored times count from 1970 UTC, whatever time zone they are shown in."""
     stored = Task(Kept(pa.timestamp("us", "UTC")), ROWS).plan.states()
     Task(Kept(pa.timestamp("us", "Europe/Berlin")), ROWS).plan.check_stored("times", stored)
-
-
-@pytest.mark.parametrize("unit", ["ms", "us"])
-def test_unit_is_added_to_older_state(unit: str) -> None:
-    """I15: state of jobs that did not store units is still readable; the next checkpoint stores the unit."""
-    plan = Task(Kept(pa.timestamp(unit)), ROWS).plan
-    states = plan.states()
-    bare = from_arrow_schema(pa.schema([("t", pa.timestamp(unit))])).json()
-    older = {name: replace(info, schema=bare) for name, info in states.items()}
-    plan.check_stored("times", older)
-    merged = merge_states("times", older, states)
-    assert merged == states
-    with pytest.raises(InvalidInputError, match=f"in {unit} where"):
-        Task(Kept(pa.timestamp("s")), ROWS).plan.check_stored("times", merged)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 from confluent_kafka import KafkaError, KafkaException
 
@@ -33,14 +35,19 @@ class Client:
         return None
 
 
+def cause_of(client: Any, error: KafkaError) -> KafkaError:
+    """Return what a client's error says."""
+    return fatal_cause(client, error)
+
+
 @pytest.mark.parametrize(("event", "transaction"), [(CAUSE, None), (None, CAUSE), (GIVEN_UP, CAUSE), (CAUSE, GIVEN_UP)])
 def test_fenced_publisher_that_writes_on_is_fenced(event: KafkaError | None, transaction: KafkaError | None) -> None:
     """A record that comes after the refusal fails without a reason, but the client knows it."""
-    assert fatal_cause(Client(event, transaction), GIVEN_UP).code() in FENCED
+    assert cause_of(Client(event, transaction), GIVEN_UP).code() in FENCED
 
 
 def test_other_errors_stay_as_they_are() -> None:
     """A client that has not given up is asked for nothing; one that tells nothing has its own error."""
-    assert fatal_cause(Client(CAUSE, CAUSE), AWAY) is AWAY
-    assert fatal_cause(Client(None, None), GIVEN_UP) is GIVEN_UP
-    assert fatal_cause(Client(GIVEN_UP, GIVEN_UP), GIVEN_UP) is GIVEN_UP
+    assert cause_of(Client(CAUSE, CAUSE), AWAY) is AWAY
+    assert cause_of(Client(None, None), GIVEN_UP) is GIVEN_UP
+    assert cause_of(Client(GIVEN_UP, GIVEN_UP), GIVEN_UP) is GIVEN_UP

@@ -47,7 +47,7 @@ def test_executor_that_comes_gets_no_partition_before_it_is_warm(monkeypatch: py
     assert application.places() == {"a", "b"}
     application.executors.append(("2", "c"))
     assert application.places() == {"a", "b"}
-    assert (application.hosts.cold, application.hosts.executors) == ([Executor("2", "c", 1)], 3)
+    assert (application.hosts.cold, len(application.hosts.executor_ids)) == ([Executor("2", "c", 1)], 3)
     application.hosts.warmed(application.hosts.cold)
     assert application.places() == {"a", "b", "c"}
 

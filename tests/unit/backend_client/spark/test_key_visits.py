@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from backend_client.spark.task.key_visits import KeyVisits
+from backend_client.spark.task.key_visits import key_visits
 from backend_client.spark.task.rows import KeyRows
 from backend_client.state.keyed_state import KeyedState
 from backend_client.state.timers import Timers
@@ -20,8 +20,7 @@ def visits(stored: dict[bytes, bytes], rows: list[KeyRows]) -> Iterator[tuple[by
         return iter(sorted(item for item in stored.items() if item[0].startswith(prefix)))
 
     state = KeyedState(stored.get, GROUPS, scan, checkpoint_id=1)
-    keys = KeyVisits(state, lambda key: key[0].encode(), due_until_ms=100, expiring=False)
-    for visit in keys.of(iter(rows)):
+    for visit in key_visits(iter(rows), state, lambda key: key[0].encode(), due_until_ms=100, expiring=False):
         yield visit.encoded, tuple(visit.due), [*(visit.rows or ())]
 
 

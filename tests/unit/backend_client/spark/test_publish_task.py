@@ -35,4 +35,4 @@ def test_what_passes_by_itself_is_answered(monkeypatch: pytest.MonkeyPatch, erro
 
     answers = list(task([pa.RecordBatch.from_pydict({"slot": [0, 1]})]))
 
-    assert [answer.to_pylist() for answer in answers] == [[{"records": 0, "refusal": str(error)}]] * 2
+    assert [answer.to_pylist() for answer in answers] == [[{"refusal": str(error)}]] * 2

@@ -9,7 +9,7 @@ import pytest
 from backend_client.columnar.state import INDEX, STATE
 from backend_client.spark.start.fork_start import is_at_fork
 from backend_client.spark.start.rewriting import check_rewriting, new_operators, rewritten_from
-from backend_client.spark.start.table_rewriting import NewKeys, Rewritten
+from backend_client.spark.start.table_rewriting import NewKeys
 from backend_client.state.codec import KeyCodec
 from backend_client.state.expiry import EXPIRY
 from backend_client.state.key_hash import KeyHash, key_group_of
@@ -18,7 +18,6 @@ from backend_client.state.timers import BY_KEY, BY_TIME
 from dstl_service.wire import (
     REMOVED,
     SET_ASIDE,
-    ChangeSetRef,
     CheckpointInfo,
     CheckpointRef,
     ForkOrigin,
@@ -100,12 +99,6 @@ def test_new_tables_have_names_that_were_never_used() -> None:
         ("new", "new", 4),
     ]
     assert made[1].renamed_from == "z"
-
-
-def test_rewritten_tables_are_reported() -> None:
-    """A task's result is the same after its way through Spark."""
-    done = Rewritten(3, 17, [ChangeSetRef("a.2", 4, 1, 9, 3, 0, 100, "service")])
-    assert Rewritten.from_json(done.to_json()) == done
 
 
 def fork(

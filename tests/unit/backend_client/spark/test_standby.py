@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Collection
-from dataclasses import replace
+from dataclasses import asdict, replace
 from types import SimpleNamespace
 from typing import Any
 
@@ -11,7 +11,7 @@ from backend_client.progress import BatchProgress
 from backend_client.settings import BackendSettings
 from backend_client.spark.places.seats import Executor, Seats
 from backend_client.spark.standby.standby import READY_LAG_MAX, SILENT_BATCHES_MAX, Standby
-from backend_client.standby.orders import StandbyReport
+from backend_client.standby.orders import StandbyReport, id_of
 from dstl_service.wire import CheckpointRef, OperatorInfo
 from tests.waiting import wait_until
 
@@ -26,7 +26,7 @@ class Hosts:
     def __init__(self) -> None:
         self.ready: set[str] = set()
         self.told: list[list[str]] = []
-        self.executors = 3
+        self.executor_ids = frozenset("123")
         self.cold: list[Executor] = []
         self.fails = False
 
@@ -62,7 +62,7 @@ def standby(hosts: Hosts, base_id: int | None = 7) -> Standby:
 
 def hear(of: Standby, *reports: StandbyReport) -> BatchProgress:
     """Have the tasks of a batch report."""
-    receipts: list[Any] = [SimpleNamespace(standby=report.to_document()) for report in reports]
+    receipts: list[Any] = [SimpleNamespace(standby=asdict(report)) for report in reports]
     receipts.append(SimpleNamespace(standby=None))
     return of.heard(receipts, PROGRESS)
 
@@ -86,12 +86,12 @@ def test_host_is_ready_with_all_copies_of_the_plan() -> None:
     query = standby(hosts)
     plan = query.plan(INFOS)
     assert plan is not None
-    good = StandbyReport("c", 2, 0, READY_LAG_MAX, 100, plan.id_of("c"))
+    good = StandbyReport("c", 2, 0, READY_LAG_MAX, 100, id_of(plan.of_host("c")))
     for report, is_ready in (
         (good, True),
         (replace(good, lag=READY_LAG_MAX + 1), False),
         (replace(good, missing=1), False),
-        (replace(good, tables_id=plan.id_of("a")), False),
+        (replace(good, tables_id=id_of(plan.of_host("a"))), False),
         (good, True),
     ):
         hear(query, report)
@@ -149,7 +149,7 @@ def test_output_is_kept_twice_where_that_is_possible() -> None:
     hosts = Hosts()
     query = standby(hosts)
     assert query.output_replicas == 2
-    hosts.executors = 1
+    hosts.executor_ids = frozenset("1")
     assert query.output_replicas == 1
 
     session: Any = None

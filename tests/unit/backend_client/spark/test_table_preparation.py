@@ -29,7 +29,7 @@ class Spark:
     def frame_of(self, partitions: Sequence[int], _: int, __: Any) -> Any:
         """Return a frame of these partitions."""
         self.jobs.append(list(partitions))
-        rows = [SimpleNamespace(changes=1, seconds=TASK_S / (at + 1)) for at in range(len(partitions))]
+        rows = [SimpleNamespace(seconds=TASK_S / (at + 1)) for at in range(len(partitions))]
 
         def collect() -> list[Any]:
             time.sleep(WAIT_S)

@@ -42,13 +42,12 @@ def test_largest_copy_is_given_up_when_room_runs_out() -> None:
 @pytest.mark.parametrize(
     ("version", "behind"),
     [
-        (None, True),
         (CheckpointRef(6, 0, "u"), True),
         (CheckpointRef(7, 0, "u"), False),
         (CheckpointRef(8, 0, "u"), False),
     ],
 )
-def test_table_that_a_task_has_used_is_not_taken_back(version: CheckpointRef | None, behind: bool) -> None:
+def test_table_that_a_task_has_used_is_not_taken_back(version: CheckpointRef, behind: bool) -> None:
     """A table at the checkpoint or beyond it is left alone: to go back it would be made again from the storage."""
     assert is_behind(version, CheckpointRef(7, 0, "v")) is behind
 

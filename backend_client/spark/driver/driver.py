@@ -43,6 +43,7 @@ from backend_client.spark.failover.rehearsal import rehearse
 from backend_client.spark.failover.restoring import Restoring
 from backend_client.spark.output.end_of_query import await_end
 from backend_client.spark.output.outputs import LostOutputError, Output, OutputPlan
+from backend_client.spark.output.spark_sinks import BatchIds
 from backend_client.spark.places.lost_executors import LostExecutors
 from backend_client.spark.places.newcomers import Newcomers
 from backend_client.spark.places.pinning import hosts_of
@@ -115,7 +116,8 @@ class BatchRunner:
         )
         self._passes = self.passes_type(operators, session, self._times, shipments, self._standby, pin, jobs)
         place_slots = slots_placer(query.spark, self._hosts)
-        self.output: Output = output.open(query.settings, session, shipments, place_slots, log.given_up())
+        ids = BatchIds(log.given_up(), log.next_id() + log.given_up())
+        self.output: Output = output.open(query.settings, session, shipments, place_slots, ids)
         check_names([*start.infos, *self.output.operators, *start.removed])
 
     @classmethod

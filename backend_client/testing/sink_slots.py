@@ -84,6 +84,6 @@ def _within_records(history: History, promise: str, act: Callable[[], None]) -> 
 
 def _publish(history: History, slot: Slot, number: int) -> None:
     publisher = history.kit.sink.open(slot)
-    marker = Marker(slot.job_uid, slot.number, history.marker(0).checkpoint)
+    marker = Marker(slot.job_uid, slot.number, history.marker(number).checkpoint)
     publisher.publish([history.kit.batch(history.numbers(number))], marker)
     publisher.close()

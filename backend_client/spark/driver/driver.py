@@ -35,7 +35,7 @@ from backend_client.spark.driver.host_links import HostLinks
 from backend_client.spark.driver.passes import BatchTry, Passes
 from backend_client.spark.driver.placement import slots_placer
 from backend_client.spark.driver.receipts import progress_of
-from backend_client.spark.driver.repeating import helps_to_repeat
+from backend_client.spark.driver.repeating import ending_as_errors, helps_to_repeat
 from backend_client.spark.failover.failover import BatchMustWaitError, Failover
 from backend_client.spark.failover.host_watch import watch_of
 from backend_client.spark.failover.operator_jobs import OperatorJobs
@@ -196,6 +196,7 @@ class BatchRunner:
                 with (
                     kept_awake(self._settings.sidecar_idle_exit_s, partial(connect, self._settings, 0.0)),
                     self._lost_executors.watched(),
+                    ending_as_errors(),
                 ):
                     progress = self._execute(frame, batch_id, tries, must_wait=must_wait)
             except LostOutputError:

@@ -21,7 +21,9 @@ ORDER = "records of a slot are seen in the order in which they were published"
 FENCED = "a publisher whose slot another one opened publishes nothing any more"
 MARKER = "the marker of what was published last is found"
 CHECK = "a check fences nobody, and changes nothing that was published"
-APART = "slots do not fence each other"
+APART = "slots are apart: none fences another one, or takes its records"
+COUNT = "the number of published records is returned"
+LAST = "the publisher that has opened a slot last is not fenced"
 
 CHILD_TIMEOUT_S = 120.0
 _NUMBERS = 200_000
@@ -111,7 +113,8 @@ class History:
     def publish(self, marker: Marker, *batches: Sequence[int]) -> None:
         """Open a slot and publish."""
         with closing(self.kit.sink.open(self.slots[marker.slot])) as publisher:
-            publisher.publish([self.kit.batch(self.numbers(*offsets)) for offsets in batches], marker)
+            count = publisher.publish([self.kit.batch(self.numbers(*offsets)) for offsets in batches], marker)
+            self.expect(COUNT, sum(map(len, batches)), count)
 
     def last(self, slot: int = 0) -> Marker | None:
         """Open a slot and return its marker."""

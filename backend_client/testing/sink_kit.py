@@ -16,14 +16,15 @@ from threading import Thread
 
 import pyarrow as pa
 
-from backend_client.sinks.protocol import Marker
 from backend_client.testing.sink_history import (
     APART,
     ATOMIC,
     CHECK,
     CHILD_TIMEOUT_S,
+    COUNT,
     FENCED,
     FEW,
+    LAST,
     MARKER,
     ONCE,
     ORDER,
@@ -31,10 +32,30 @@ from backend_client.testing.sink_history import (
     History,
     SinkUnderTest,
 )
+from backend_client.testing.sink_slots import (
+    checked_within_its_records,
+    names_that_are_nearly_equal,
+    names_that_begin_alike,
+    records_in_no_order,
+    slots_at_the_same_time,
+    slots_opened_at_the_same_time,
+)
 from backend_client.testing.sink_steps import SteppedPublishers, chosen
 from storage.errors import FencedError, InvalidInputError, UnavailableError
 
-__all__ = ["APART", "ATOMIC", "CHECK", "FENCED", "MARKER", "ONCE", "ORDER", "BrokenPromise", "SinkKit"]
+__all__ = [
+    "APART",
+    "ATOMIC",
+    "CHECK",
+    "COUNT",
+    "FENCED",
+    "LAST",
+    "MARKER",
+    "ONCE",
+    "ORDER",
+    "BrokenPromise",
+    "SinkKit",
+]
 
 _LONG = tuple((10**17 + number, 10**17 + number) for number in range(20))
 """As many earlier branches as a marker has, with the longest names."""
@@ -57,9 +78,14 @@ class SinkKit(SinkUnderTest):
             _rewound,
             _ids_that_come_again,
             _other_slots,
-            _names_that_begin_alike,
+            names_that_begin_alike,
+            names_that_are_nearly_equal,
             _slots_side_by_side,
+            slots_at_the_same_time,
+            slots_opened_at_the_same_time,
             _checked_again,
+            checked_within_its_records,
+            records_in_no_order,
             _equal_records,
             _records_that_fail,
             _older_publisher,
@@ -82,6 +108,8 @@ class SinkKit(SinkUnderTest):
                     history(made)
                 except InvalidInputError as error:  # of a marker
                     made.expect(MARKER, "a marker", str(error))
+                except FencedError as error:
+                    made.expect(LAST, "success", f"FencedError: {error}")
         return broken
 
 
@@ -137,22 +165,6 @@ def _other_slots(history: History) -> None:
         publisher.close()
 
 
-def _names_that_begin_alike(history: History) -> None:
-    """Output of others, whose slot, sink or job has a name that begins like this one's, is not this slot's."""
-    kit, own = history.kit, history.slots[1]
-    others = (replace(own, number=10), replace(own, sink=f"{own.sink}1"), replace(own, job_uid=f"{own.job_uid}1"))
-    for number, other in enumerate(others):
-        kit.sink.check(kit.columns, [replace(other, number=slot) for slot in range(other.number + 1)])
-        publisher = kit.sink.open(other)
-        marker = Marker(other.job_uid, other.number, history.marker(7 + number).checkpoint)
-        publisher.publish([kit.batch(history.numbers(2 * number + 1))], marker)
-        publisher.close()
-    history.expect(MARKER, None, history.last(1))
-    history.publish(history.marker(0, slot=1), [7])
-    history.expect(MARKER, history.marker(0, slot=1), history.last(1))
-    history.expect(ONCE, [1, 3, 5, 7], sorted(history.seen()))
-
-
 def _slots_side_by_side(history: History) -> None:
     """Two slots are open at the same time, and both publish."""
     first, second = (history.kit.sink.open(slot) for slot in history.slots[:2])
@@ -177,13 +189,14 @@ def _checked_again(history: History) -> None:
 
 
 def _equal_records(history: History) -> None:
-    """Records of one checkpoint, of another one and of another slot are equal."""
+    """Records of one checkpoint, of the next ones and of another slot are equal."""
     if not history.kit.keeps_equal:
         return
     history.publish(history.marker(0), [0, 0], [0])
-    history.publish(history.marker(1), [0])
+    for checkpoint_id in (1, 2):
+        history.publish(history.marker(checkpoint_id), [0])
     history.publish(history.marker(0, slot=1), [0])
-    history.expect(ONCE, [0] * 5, history.seen())
+    history.expect(ONCE, [0] * 6, history.seen())
 
 
 def _records_that_fail(history: History) -> None:
@@ -316,9 +329,12 @@ def _killed(step: str) -> Callable[[History], None]:
     def run(history: History) -> None:
         is_killed = history.publishers.killed(history.publishing(0), step)
         history.expect("the publisher can be killed", True, is_killed)
+        seen = sorted(history.seen())  # before another publisher opens the slot, which may tidy up
         found = history.last()
+        history.expect(ATOMIC, [] if found is None else [0, 2, 4], seen)
         if found is None:
             history.expect(ATOMIC, [], history.seen())
+            history.expect(ATOMIC, False, step == "published")
             history.publish(history.marker(0), [0, 2], [4])
         history.expect(MARKER, history.marker(0), history.last())
         history.expect_records(0, 2, 4)

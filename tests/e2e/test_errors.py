@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import re
 import shutil
+import sys
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -237,6 +238,23 @@ def test_storage_that_cannot_be_written(make_backend: Backends, stream: DataFram
         run_to_end(totals(make_backend(storage=f"file://{blocked}/store"), stream).writeStream, tmp_path / "chk", print)
 
     assert not (tmp_path / "chk" / "offsets").exists()
+
+
+def test_function_that_ends_its_thread_ends_the_query(
+    make_backend: Backends, stream: DataFrame, tmp_path: Path
+) -> None:
+    """Py4J gives Spark no answer for `SystemExit`: the query would wait for ever. Its next start has the batch."""
+
+    def function(batch: DataFrame, batch_id: int) -> None:
+        sys.exit(3)
+
+    writer = totals(make_backend(), stream).writeStream
+    query = writer.option("checkpointLocation", str(tmp_path / "chk")).foreachBatch(function).start()
+    with pytest.raises(StreamingQueryException, match="the batch was ended by SystemExit: 3"):
+        query.awaitTermination(120)
+    again = Collected()
+    run_to_end(totals(make_backend(), stream).writeStream, tmp_path / "chk", again)
+    assert again.batches == expected_output(FILES[:2])
 
 
 def test_missing_checkpoint_location(make_backend: Backends, stream: DataFrame) -> None:

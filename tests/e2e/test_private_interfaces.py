@@ -47,7 +47,7 @@ from backend_client.spark.private.job_record import JobRecord
 from backend_client.spark.private.py4j_lookups import keep_lookups
 from backend_client.spark.private.stream_plan import stateful_operators
 from backend_client.spark.private.worker_connection import connection_to_spark
-from storage.errors import InvalidInputError
+from storage.errors import ConflictError, InvalidInputError
 from tests.e2e.support import INPUT, OUTPUT, Totals, read_input, write_input
 from tests.waiting import wait_until
 
@@ -498,7 +498,7 @@ def test_table_of_the_catalog(spark: SparkSession) -> None:
 
 
 def test_file_sink_writes_each_batch_once(spark: SparkSession, tmp_path: Path) -> None:
-    """Spark's file sink writes a batch's rows, and skips a batch that it already has."""
+    """Spark's file sink writes a batch's rows, and skips a batch that it already has; an earlier one is an error."""
     found = sinks.Format(spark, "json")
     assert (found.is_of_files, found.is_stream_sink) == (True, False)
     write = found.file_sink(str(tmp_path / "out"), ["k"], {"Compression": "none"})
@@ -508,6 +508,10 @@ def test_file_sink_writes_each_batch_once(spark: SparkSession, tmp_path: Path) -
 
     assert [tuple(row) for row in spark.read.schema(INPUT).json(str(tmp_path / "out")).collect()] == [("a", 1.0)]
     assert (tmp_path / "out" / "k=a").is_dir()
+    write.check_unused(1)
+    write(spark.createDataFrame([("b", 1.0)], INPUT), 1)
+    with pytest.raises(ConflictError, match="has batches up to 1 of another query"):
+        write(spark.createDataFrame([("c", 1.0)], INPUT), 0)
 
 
 def test_stream_sink_is_made_by_its_provider(spark: SparkSession) -> None:

@@ -15,7 +15,7 @@ from pyspark.sql import functions as F
 from backend_client import ChangelogStateBackend
 from backend_client.spark.api.plan import StatefulDataFrame
 from dstl_service.cli import main
-from storage.errors import InvalidInputError
+from storage.errors import ConflictError, InvalidInputError
 from tests.e2e.support import OUTPUT, Collected, Totals, expected_output, random_input, read_input, write_input
 
 pytestmark = pytest.mark.e2e
@@ -159,18 +159,26 @@ def test_file_sink_of_a_query_that_has_run_without_it(
     assert entries >= {"3.compact", "4", "5", "6", "7.compact", "8", "9"}
 
 
-def test_folder_of_another_query_is_refused(spark: SparkSession, make_backend: Backends, tmp_path: Path) -> None:
-    """Spark would leave out all batches up to the folder's newest one, unnoticed."""
-    for job, files, chk in (("first", FILES[:3], "chk-1"), ("second", FILES[:1], "chk-2")):
-        write_input(tmp_path / job, files)
+@pytest.mark.parametrize("others", [1, 3])
+@pytest.mark.parametrize("kind", ["folder", "table"])
+def test_folder_of_another_query_is_refused(
+    spark: SparkSession, make_backend: Backends, tmp_path: Path, kind: str, others: int
+) -> None:
+    """Spark would leave out all batches up to the folder's newest one, unnoticed; one is enough for that."""
+
+    def started(job: str, files: int) -> Any:
+        write_input(tmp_path / job, FILES[:files])
         writer = totals(make_backend(job), read_input(spark, tmp_path / job)).writeStream
-        writer = writer.option("path", str(tmp_path / "out"))
-        if job == "first":
-            run(writer, tmp_path / chk)
-        else:
-            with pytest.raises(StreamingQueryException, match="has batches up to 2 of another query"):
-                run(writer, tmp_path / chk)
+        writer = writer.option("path", str(tmp_path / "out")).option("checkpointLocation", str(tmp_path / f"chk-{job}"))
+        writer = writer.trigger(availableNow=True)
+        return writer.start() if kind == "folder" else writer.toTable(f"of_{others}_batches")
+
+    started("first", others).awaitTermination()
+    with pytest.raises(ConflictError, match=f"has batches up to {others - 1} of another query"):
+        started("second", 3)
+    started("first", 3).awaitTermination()
     assert rows_of(spark.read.parquet(str(tmp_path / "out"))) == expected(3)
+    spark.sql(f"drop table if exists of_{others}_batches")
 
 
 def test_tables_are_created_and_appended_to(

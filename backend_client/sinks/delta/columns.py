@@ -112,6 +112,16 @@ def stored_columns(table: DeltaTable, path: str) -> pa.Schema:
     return pa.schema([pa.field(column.name, column.type) for column in columns])
 
 
+def check_readable(table: DeltaTable, path: str, columns: pa.Schema) -> None:
+    """Raise `UnavailableError` if others have altered a table so that readers would miss values of these columns."""
+    partitions = table.metadata().partition_columns
+    try:
+        _check_partitions(columns, [name for name in partitions if name in columns.names])
+        check_statistics(table, path, list(columns), partitions)
+    except InvalidInputError as error:
+        raise UnavailableError(f"table {path} was altered: {error}") from error
+
+
 def conformed(batch: pa.RecordBatch, schema: pa.Schema, path: str) -> pa.RecordBatch:
     """
     Return a batch with a table's columns; those that it lacks are null.

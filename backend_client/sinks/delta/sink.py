@@ -28,7 +28,7 @@ import pyarrow as pa
 from deltalake import CommitProperties, DeltaTable, Transaction, WriterProperties, write_deltalake
 from deltalake.exceptions import DeltaError
 
-from backend_client.sinks.delta.columns import check_table, column_types, conformed, stored_columns
+from backend_client.sinks.delta.columns import check_readable, check_table, column_types, conformed, stored_columns
 from backend_client.sinks.delta.constraints import check_lengths
 from backend_client.sinks.delta.markers import check_retention, is_of_slot, stored_marker, transactions
 from backend_client.sinks.delta.statistics import check_values, statistics_of, without_floats
@@ -202,6 +202,7 @@ class _DeltaPublisher(SlotPublisher):
     def _conformed(self, records: Iterable[pa.RecordBatch], schema: pa.Schema) -> Iterator[pa.RecordBatch]:
         for batch in filter(len, records):
             found = conformed(batch, schema, self._sink.path)
+            check_readable(self._table, self._sink.path, found.select(batch.schema.names).schema)
             check_values(self._table, self._sink.path, found)
             check_lengths(self._table, self._sink.path, found)
             yield found

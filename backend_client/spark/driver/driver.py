@@ -35,7 +35,7 @@ from backend_client.spark.driver.host_links import HostLinks
 from backend_client.spark.driver.passes import BatchTry, Passes
 from backend_client.spark.driver.placement import slots_placer
 from backend_client.spark.driver.receipts import progress_of
-from backend_client.spark.driver.repeating import helps_to_repeat
+from backend_client.spark.driver.repeating import ending_as_errors, helps_to_repeat
 from backend_client.spark.failover.failover import BatchMustWaitError, Failover
 from backend_client.spark.failover.host_watch import watch_of
 from backend_client.spark.failover.operator_jobs import OperatorJobs
@@ -43,6 +43,7 @@ from backend_client.spark.failover.rehearsal import rehearse
 from backend_client.spark.failover.restoring import Restoring
 from backend_client.spark.output.end_of_query import await_end
 from backend_client.spark.output.outputs import LostOutputError, Output, OutputPlan
+from backend_client.spark.output.spark_sinks import BatchIds
 from backend_client.spark.places.lost_executors import LostExecutors
 from backend_client.spark.places.newcomers import Newcomers
 from backend_client.spark.places.pinning import hosts_of
@@ -115,7 +116,8 @@ class BatchRunner:
         )
         self._passes = self.passes_type(operators, session, self._times, shipments, self._standby, pin, jobs)
         place_slots = slots_placer(query.spark, self._hosts)
-        self.output: Output = output.open(query.settings, session, shipments, place_slots, log.given_up())
+        ids = BatchIds(log.given_up(), log.next_id() + log.given_up())
+        self.output: Output = output.open(query.settings, session, shipments, place_slots, ids)
         check_names([*start.infos, *self.output.operators, *start.removed])
 
     @classmethod
@@ -194,6 +196,7 @@ class BatchRunner:
                 with (
                     kept_awake(self._settings.sidecar_idle_exit_s, partial(connect, self._settings, 0.0)),
                     self._lost_executors.watched(),
+                    ending_as_errors(),
                 ):
                     progress = self._execute(frame, batch_id, tries, must_wait=must_wait)
             except LostOutputError:

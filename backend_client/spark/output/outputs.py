@@ -21,7 +21,7 @@ from backend_client.sinks.protocol import Sink, Slot
 from backend_client.sinks.slot_publishing import Target
 from backend_client.spark.batch import BatchContext
 from backend_client.spark.output.publisher import BacklogLimits, Publisher
-from backend_client.spark.output.spark_sinks import BatchFunction, ForeachRows
+from backend_client.spark.output.spark_sinks import BatchFunction, BatchIds, ForeachRows, check_unused
 from backend_client.spark.output.stored_sinks import closed_sinks, first_target, steps_to, stored_sinks
 from backend_client.spark.output.tasks import LogTask, PublishTask, log_rows, publish
 from backend_client.spark.private.frames import arrow_schema
@@ -90,9 +90,9 @@ class OutputPlan(Protocol):
         session: JobSession,
         shipments: Shipments,
         place_numbers: PlaceNumbers,
-        given_up: int,
+        ids: BatchIds,
     ) -> Output:
-        """Return the output of a query that owns its job, after `given_up` batches that rewinds gave up."""
+        """Return the output of a query that owns its job."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -263,13 +263,14 @@ class FunctionPlan:
         session: JobSession,
         shipments: Shipments,
         place_numbers: PlaceNumbers,
-        given_up: int,
+        ids: BatchIds,
     ) -> Output:
-        """Return the output of a query that owns its job, after `given_up` batches that rewinds gave up."""
+        """Return the output of a query that owns its job; `ConflictError` if its folder has batches of another one."""
+        check_unused(self.function, ids.first)
         function, once = self.function, self.at_most_once
         shipped = function.shipped(shipments, at_most_once=once) if isinstance(function, ForeachRows) else function
         closed = closed_sinks(session.latest, "", "", self.abandoned)
-        return FunctionOutput(shipped, self.at_most_once, given_up if self.numbers_batches else 0, closed)
+        return FunctionOutput(shipped, self.at_most_once, ids.ahead if self.numbers_batches else 0, closed)
 
 
 @dataclass(frozen=True, slots=True)
@@ -315,9 +316,9 @@ class SinkPlan:
         session: JobSession,
         shipments: Shipments,
         place_numbers: PlaceNumbers,
-        given_up: int,
+        ids: BatchIds,
     ) -> Output:
-        """Return the output of a query that owns its job; markers tell branches apart, so `given_up` is not needed."""
+        """Return the output of a query that owns its job; markers tell branches apart, so `ids` are not needed."""
         # A slot is logged as a key group.
         plan = replace(self, slots=min(self.slots, session.max_parallelism))
         return SinkOutput(plan, settings, session, shipments, place_numbers)

@@ -18,6 +18,7 @@ from backend_client.sources.background_commits import BackgroundCommits
 from backend_client.sources.kafka_positions import OPTION, Cluster, clusters
 from backend_client.spark.batch import BatchContext
 from backend_client.spark.output.outputs import Output, OutputPlan, PlaceNumbers
+from backend_client.spark.output.spark_sinks import BatchIds
 from backend_client.spark.private.session import stream_sources
 from backend_client.spark.shipping import Shipments
 from dstl_service.wire import ChangeSetRef, CheckpointRef, JobInfo, OperatorInfo
@@ -81,10 +82,10 @@ class GroupPlan:
         session: JobSession,
         shipments: Shipments,
         place_numbers: PlaceNumbers,
-        given_up: int,
+        ids: BatchIds,
     ) -> Output:
-        """Return the output of a query that owns its job, after `given_up` batches that rewinds gave up."""
-        inner = self.output.open(settings, session, shipments, place_numbers, given_up)
+        """Return the output of a query that owns its job."""
+        inner = self.output.open(settings, session, shipments, place_numbers, ids)
         return GroupOutput(inner, session, tuple(zip(self.clusters, self._commits(settings.job), strict=True)))
 
     def _commits(self, job: str) -> list[BackgroundCommits]:

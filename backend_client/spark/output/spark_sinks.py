@@ -13,7 +13,7 @@ import sys
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import Any
+from typing import Any, NamedTuple
 
 from pyspark import TaskContext
 from pyspark.errors import PySparkException
@@ -23,11 +23,24 @@ from pyspark.sql.types import StructType
 from backend_client.spark.columns import quoted
 from backend_client.spark.output.apart import run_apart, speculates
 from backend_client.spark.private.session import catalog_table, jvm_of, local_checkpoint
-from backend_client.spark.private.sinks import Format, memory_sink
+from backend_client.spark.private.sinks import FileSink, Format, memory_sink
 from backend_client.spark.shipping import Parcel, Shipments
 from storage.errors import ConflictError, InvalidInputError
 
 BatchFunction = Callable[[DataFrame, int], None]
+
+
+class BatchIds(NamedTuple):
+    """
+    The ids under which a sink that numbers batches gets those of a query.
+
+    Args:
+        ahead: By how much they are greater than Spark's: batches that rewinds gave up have the same ids there.
+        first: The id of the first batch that was not planned before the query's start.
+    """
+
+    ahead: int
+    first: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -101,11 +114,26 @@ def open_table(spark: SparkSession, name: str, request: SinkRequest) -> BatchFun
     write = _spark_sink(spark, replace(request, format=provider.get(), partition_by=tuple(partitions), options=options))
     identifier = str(table.identifier().quotedString())
 
-    def write_and_refresh(batch: DataFrame, batch_id: int) -> None:
-        write(batch, batch_id)
-        spark.catalog.refreshTable(identifier)  # as Spark does: a session that has read the table sees the new files
+    return _TableFunction(write, partial(spark.catalog.refreshTable, identifier))
 
-    return write_and_refresh
+
+@dataclass(frozen=True, slots=True)
+class _TableFunction:
+    """Writes a batch, and then, as Spark does, has a session that has read the table see the new files."""
+
+    write: BatchFunction
+    refresh: Callable[[], None]
+
+    def __call__(self, batch: DataFrame, batch_id: int) -> None:
+        self.write(batch, batch_id)
+        self.refresh()
+
+
+def check_unused(function: BatchFunction | ForeachRows, first: int) -> None:
+    """Raise `ConflictError` if a function writes into a folder of files that has a batch of this id, or later ones."""
+    files = function.write if isinstance(function, _TableFunction) else function
+    if isinstance(files, FileSink):
+        files.check_unused(first)
 
 
 def _folder(spark: SparkSession, uri: Any) -> str:

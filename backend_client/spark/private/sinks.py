@@ -45,16 +45,14 @@ class Format:
         self.is_of_files = is_a(spark, self._provider, _FILE_FORMAT)
         self.is_stream_sink = is_a(spark, self._provider, _STREAM_SINK)
 
-    def file_sink(
-        self, path: str, columns: Sequence[str], options: Mapping[str, str]
-    ) -> Callable[[DataFrame, int], None]:
+    def file_sink(self, path: str, columns: Sequence[str], options: Mapping[str, str]) -> FileSink:
         """Return the function that writes a batch into a folder, by Spark's ``FileStreamSink``."""
         with self._needed("FileStreamSink"):
             streaming = jvm_of(self._spark).org.apache.spark.sql.execution.streaming
             sink = streaming.sinks.FileStreamSink(
                 java_session(self._spark), path, self._provider, self._seq(columns), self._options(options)
             )
-        return _without_gaps(self._spark, path, _adding(sink))
+        return FileSink(self._spark, path, _adding(sink))
 
     def stream_sink(
         self, columns: Sequence[str], options: Mapping[str, str], output_mode: str
@@ -108,32 +106,54 @@ def memory_sink(spark: SparkSession, schema: StructType, table: str) -> Callable
     return lambda batch, batch_id: sink.write(batch_id, False, java_frame(batch).collect())
 
 
-def _without_gaps(
-    spark: SparkSession, path: str, add: Callable[[DataFrame, int], None]
-) -> Callable[[DataFrame, int], None]:
+class FileSink:
     """
-    Return the function that first adds what is missing before a batch: Spark's log of files must have no gap.
+    Writes batches into a folder, and first what is missing before one: Spark's log of files must have no gap.
 
-    Raises (the function):
-        ConflictError: The log has later batches, which are of another query: Spark would leave this one out unnoticed.
+    Args:
+        spark: The session.
+        path: The folder.
+        add: Adds a batch, unless the log has its id or a later one.
     """
 
-    def write(batch: DataFrame, batch_id: int) -> None:
-        folder, files = hadoop_folder(spark, f"{path.rstrip('/')}/{_LOG}")
-        names = [str(each.getPath().getName()) for each in files.listStatus(folder)] if files.exists(folder) else []
-        numbers = [int(name.partition(".")[0]) for name in names if name[0].isdigit()]
-        newest = max(numbers) if numbers else _begin_log(spark, folder, files, batch_id)
-        if newest > batch_id:
-            raise ConflictError(
-                f"folder {path} has batches up to {newest} of another query, or of an earlier or newer one of this "
-                f"job: Spark would leave out all before, such as batch {batch_id}. Give the query a folder of its own, "
-                f"or empty this one, with {_LOG}"
-            )
+    def __init__(self, spark: SparkSession, path: str, add: Callable[[DataFrame, int], None]) -> None:
+        self._spark = spark
+        self._path = path
+        self._add = add
+
+    def __call__(self, batch: DataFrame, batch_id: int) -> None:
+        """
+        Write a batch.
+
+        Raises:
+            ConflictError: The log has later batches.
+        """
+        self.check_unused(batch_id + 1)
+        newest = self._newest()
+        if newest is None:
+            newest = _begin_log(self._spark, *self._log(), batch_id)
         for missing in range(newest + 1, batch_id):
-            add(batch.sparkSession.createDataFrame(batch.sparkSession.sparkContext.emptyRDD(), batch.schema), missing)
-        add(batch, batch_id)
+            empty = batch.sparkSession.sparkContext.emptyRDD()
+            self._add(batch.sparkSession.createDataFrame(empty, batch.schema), missing)
+        self._add(batch, batch_id)
 
-    return write
+    def check_unused(self, first: int) -> None:
+        """Raise `ConflictError` if the log has this id or later ones: Spark would leave such batches out unnoticed."""
+        newest = self._newest()
+        if newest is not None and newest >= first:
+            raise ConflictError(
+                f"folder {self._path} has batches up to {newest} of another query, or of an earlier or newer one of "
+                f"this job: Spark would leave out all up to there, and this query's next one is {first}. Give the "
+                f"query a folder of its own, or empty this one, with {_LOG}"
+            )
+
+    def _newest(self) -> int | None:
+        folder, files = self._log()
+        names = [str(each.getPath().getName()) for each in files.listStatus(folder)] if files.exists(folder) else []
+        return max((int(name.partition(".")[0]) for name in names if name[0].isdigit()), default=None)
+
+    def _log(self) -> tuple[Any, Any]:
+        return hadoop_folder(self._spark, f"{self._path.rstrip('/')}/{_LOG}")
 
 
 def _begin_log(spark: SparkSession, folder: Any, files: Any, batch_id: int) -> int:

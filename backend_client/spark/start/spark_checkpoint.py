@@ -60,6 +60,10 @@ class CheckpointLog:
         """Return the number of the last batch that Spark has committed, or None if there is none."""
         return max(self._numbers("commits"), default=None)
 
+    def next_id(self) -> int:
+        """Return the number of the first batch that Spark has not planned."""
+        return max([*self._numbers("offsets"), *self._numbers("commits")], default=-1) + 1
+
     def remove_unfinished_start(self) -> None:
         """
         Remove what a driver that died in its first write left of it, so that the query can start.
@@ -175,7 +179,7 @@ class CheckpointLog:
         times = self._times_set_back()
         if any(noted == uid for _, _, noted in times):
             return  # an earlier call was interrupted, maybe after it deleted entries
-        newest = max([*self._numbers("offsets"), *self._numbers("commits")], default=batch_id)
+        newest = (self.next_id() or batch_id + 1) - 1
         self._write(f"{_GIVEN_UP}/{len(times)}_{self.given_up() + newest - batch_id}_{uid}", "")
 
     def _times_set_back(self) -> list[tuple[int, int, str]]:

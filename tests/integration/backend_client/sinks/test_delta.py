@@ -642,7 +642,7 @@ def test_a_table_that_was_changed_is_told(sink: DeltaSink) -> None:
     [
         (pa.array([0.1]), pa.float32()),
         (pa.array([0.125]), pa.decimal128(9, 2)),
-        (pa.array([Decimal("12345678901234.123456")], pa.decimal128(20, 6)), pa.float64()),
+        (pa.array([Decimal("123456789.123456")], pa.decimal128(15, 6)), pa.float64()),
         (pa.array([1], pa.timestamp("us", "Asia/Tokyo")), pa.timestamp("us")),
         (pa.array([1], pa.timestamp("us")), pa.timestamp("us", "UTC")),
         (pa.array([1], pa.timestamp("us")), pa.date32()),
@@ -666,6 +666,35 @@ def test_a_table_that_was_altered_takes_no_other_values(sink: DeltaSink, given: 
     alter(given.type)
     sink.open(SLOT).publish([records], marker(0))
     assert sink.table().to_pyarrow_table()["v"].cast(given.type).to_pylist() == given.to_pylist()
+
+
+@on_disk
+@pytest.mark.parametrize(
+    ("given", "altered", "match"),
+    [
+        (pa.binary(), "partitions", "x is binary, whose values readers could not read"),
+        (pa.decimal128(10, 2), "partitions", "x is decimal128"),
+        (pa.timestamp("us", "UTC"), "partitions", "cast it to a date"),
+        (pa.decimal128(30, 2), "statistics", "more than 15 digits"),
+    ],
+    ids=["bytes", "fractions", "moments", "digits"],
+)
+def test_a_table_that_was_altered_stays_readable(sink: DeltaSink, given: pa.DataType, altered: str, match: str) -> None:
+    """Partitions and statistics by which readers would find other values, or none, are seen at each publish."""
+    columns = pa.schema({"k": pa.string(), "x": given})
+    made, slot = replace(sink, path=f"{sink.path}-altered"), replace(SLOT, columns=columns)
+    made.check(columns, [slot])
+    if altered == "partitions":
+        empty = columns.empty_table()
+        write_deltalake(made.location, empty, mode="overwrite", schema_mode="overwrite", partition_by=["x"])
+    else:
+        made.table().alter.set_table_properties({"delta.dataSkippingStatsColumns": "k,x"})
+    rows = pa.record_batch({"k": ["a"], "x": pa.array([None], given)}, schema=columns)
+    publisher = made.open(slot)
+    with pytest.raises(UnavailableError, match=match):
+        publisher.publish([rows], marker(0))
+    publisher.publish([rows.select(["k"])], marker(0))
+    assert last(made) == marker(0), "without the column it is null"
 
 
 @on_disk

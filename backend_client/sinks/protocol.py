@@ -88,6 +88,11 @@ class Marker:
         """The greatest id of all published checkpoints, on whichever branch."""
         return max(published for _, published in self._branches)
 
+    def knows(self, branch: int) -> bool:
+        """Return whether the slot has published on a branch; true of those before the oldest that it remembers."""
+        known = [of_marker for of_marker, _ in self._branches]
+        return branch <= known[0] or branch in known
+
     def covers(self, epoch: int, checkpoint_id: int) -> bool:
         """Return whether records that a driver of this epoch logged for a checkpoint are published."""
         until = [published for branch, published in self._branches if branch <= epoch]

@@ -131,7 +131,6 @@ def _check_not_set_back(marker: Marker, slot: Slot, target: Target) -> None:
     A branch of which the marker does not know would be taken for a part of the one before: all slots are published to
     where a branch begins, before anything is built on it.
     """
-    of_marker = marker.checkpoint.branch
     until = _until(marker, target)
     if not target.starts_branch:
         raise ConflictError(
@@ -140,16 +139,15 @@ def _check_not_set_back(marker: Marker, slot: Slot, target: Target) -> None:
             f"{_advice_until(until)}"
         )
     # The number of marked slots is the greatest of before and after the rewind.
-    if slot.number < target.used_slots and (
-        _newest_branch(target) > of_marker or target.is_set_back_before(slot, marker)
-    ):
+    is_known = marker.knows(_newest_branch(target))
+    if slot.number < target.used_slots and (not is_known or target.is_set_back_before(slot, marker)):
         raise _set_back(marker, slot, target)
 
 
 def _check_log(marker: Marker, slot: Slot, target: Target, logged: Sequence[tuple[int, int]]) -> None:
     """Raise `ConflictError` likewise if the log of a rewind's target shows that the slot was in use before that."""
     newest, published = _newest_branch(target), target.published
-    is_left_out = newest > marker.checkpoint.branch and any(epoch >= newest for epoch, _ in logged)
+    is_left_out = not marker.knows(newest) and any(epoch >= newest for epoch, _ in logged)
     is_later = published is not None and any(checkpoint_id > published for _, checkpoint_id in logged)
     if is_left_out or (is_later and target.is_set_back_before(slot, marker)):
         raise _set_back(marker, slot, target)
@@ -161,7 +159,7 @@ def _newest_branch(target: Target) -> int:
 
 
 def _until(marker: Marker, target: Target) -> int:
-    after = (known.id for known in target.stored if known.branch > marker.checkpoint.branch)
+    after = (known.id for known in target.stored if not marker.knows(known.branch))
     return min([marker.newest, *after])
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 
 import psycopg
@@ -39,16 +39,16 @@ where a.attrelid = %(table)s and a.attnum > 0 and not a.attisdropped
 _KEYS = """
 select array(select a.attname::text from unnest((i.indkey::int2[])[0:i.indnkeyatts - 1]) n
   join pg_attribute a on a.attrelid = i.indrelid and a.attnum = n),
-  coalesce((to_jsonb(i) ->> 'indnullsnotdistinct')::bool, false)
-from pg_index i
-where i.indrelid = %s and i.indisunique and i.indisvalid and i.indimmediate and i.indpred is null and i.indexprs is null
+  coalesce((to_jsonb(i) ->> 'indnullsnotdistinct')::bool, false),
   -- Of collations by which different texts are equal, the index must have the column's own.
-  and not exists (
+  i.indimmediate and not exists (
     select from unnest((i.indkey::int2[])[0:i.indnkeyatts - 1], i.indcollation::oid[]) as p(number, own)
     join pg_attribute a on a.attrelid = i.indrelid and a.attnum = p.number and a.attcollation <> p.own
     join pg_collation c on c.oid in (a.attcollation, p.own)
     where not (to_jsonb(c) ->> 'collisdeterministic')::bool
   )
+from pg_index i
+where i.indrelid = %s and i.indisunique and i.indisvalid and i.indpred is null and i.indexprs is null
 """
 # A superuser is a member of every role.
 _MARKERS = """
@@ -103,14 +103,13 @@ def check_table(
     if found is None:
         raise InvalidInputError(f"table {name} does not exist; create it with the columns {_typed(columns, wanted)}")
     oid, kind, persistence, has_row_security, may_use_temporary, may_delete = found
-    if kind not in _TABLES:
-        raise InvalidInputError(f"{name} is a view or foreign table, to which output cannot be copied; name a table")
-    _check_is_kept(connection, oid, name, persistence)
+    _check_is_kept(connection, oid, name, kind, persistence)
     _check_row_security(name, applies=has_row_security)
     there = _columns(connection, oid)
     _check_columns(name, there, columns, wanted)
     if key:
-        _check_key(connection, oid, name, there, columns, key)
+        may_be_null = [column for column in key if columns.field(column).nullable]
+        _check_key(connection, oid, name, there, columns, key, may_be_null)
     rights = {"insert", "select", "update"} if key else {"insert"}
     missing = sorted({right for column in wanted for right in rights - there[column].rights})
     missing += ["delete"] * (delete_when is not None and not may_delete)
@@ -129,20 +128,22 @@ def check_still_fits(
     columns: pa.Schema,
     key: Sequence[str],
     delete_when: str | None,
+    null_keys: Collection[str],
 ) -> None:
     """
     Check, in the transaction that writes, that a table which was altered since still takes the values unchanged.
 
-    Values would be rounded, moved to another time zone or cut off, rows would be lost with the server, and each batch
-    would add another row for a key that is null.
+    Values would be rounded, moved to another time zone or cut off, rows would be lost with the server or replace those
+    of other keys, and each batch would add another row for a key that is null.
 
     Args:
         connection: To its database.
         table: The table as SQL names it.
         name: The table as the user named it.
         columns: The columns of the records, which may be those of an earlier query.
-        key: The sink's key, if it is null in a record; else empty.
+        key: The sink's key; empty if rows are added.
         delete_when: The column whose rows delete; not one of the table.
+        null_keys: Columns of the key that are null in a record.
 
     Raises:
         UnavailableError: Table and records no longer fit; says what is there and what is needed.
@@ -150,15 +151,15 @@ def check_still_fits(
     found = connection.execute(_FIND, [table]).fetchone()
     if found is None:
         raise UnavailableError(f"table {name} no longer exists: create it again")
-    oid, _, persistence, has_row_security, *_ = found
+    oid, kind, persistence, has_row_security, *_ = found
     try:
         _check_row_security(name, applies=has_row_security)
-        _check_is_kept(connection, oid, name, persistence)
+        _check_is_kept(connection, oid, name, kind, persistence)
         wanted = [column for column in columns.names if column != delete_when]
         there = _columns(connection, oid)
         _check_columns(name, there, columns, wanted)
         if key:
-            _check_key(connection, oid, name, there, columns, key)
+            _check_key(connection, oid, name, there, columns, key, null_keys)
     except InvalidInputError as error:
         raise UnavailableError(
             f"table {name} was altered, or the query was changed, while its output was unpublished: {error}"
@@ -182,15 +183,13 @@ def check_markers(connection: psycopg.Connection, markers: str, name: str) -> bo
     if found is None:
         return False
     oid, kind, persistence, owner, is_trusted, missing = found
-    if kind not in _TABLES:
-        raise InvalidInputError(f"{name} is a view or foreign table; markers need a table")
     if not is_trusted:
         raise InvalidInputError(
             f"the table {name} of the sink's markers belongs to user {owner}, whose triggers would have the rights of "
             "the sink's user. If that is right, alter its owner to the sink's user or to the owner of its schema; if "
             "not, name another one with markers=, in a schema where only trusted users may create tables"
         )
-    _check_is_kept(connection, oid, name, persistence)
+    _check_is_kept(connection, oid, name, kind, persistence)
     if missing:
         raise InvalidInputError(f"grant {', '.join(missing)} on table {name} to the sink's user")
     return True
@@ -205,8 +204,12 @@ def _check_row_security(name: str, *, applies: bool) -> None:
         )
 
 
-def _check_is_kept(connection: psycopg.Connection, oid: int, name: str, persistence: str) -> None:
-    """Raise `InvalidInputError` if a crash would empty a table or a part of it: the log has given the rows up."""
+def _check_is_kept(connection: psycopg.Connection, oid: int, name: str, kind: str, persistence: str) -> None:
+    """Raise `InvalidInputError` unless a table and its parts are here, and survive a crash: the log gives rows up."""
+    if kind not in _TABLES:
+        raise InvalidInputError(
+            f"{name} is a view or foreign table, whose rows may be lost or committed without their marker; name a table"
+        )
     parts = connection.execute(_PARTITIONS, [oid]).fetchall()
     if foreign := [part for part, kind, _ in parts if kind == "f"]:
         raise InvalidInputError(
@@ -264,17 +267,23 @@ def _check_key(
     there: Mapping[str, _Column],
     columns: pa.Schema,
     key: Sequence[str],
+    null_keys: Collection[str],
 ) -> None:
     found = connection.execute(_KEYS, [oid]).fetchall()
-    unique = [set(names) for names, _ in found]
+    unique = [set(names) for names, _, is_usable in found if is_usable]
     if set(key) not in unique:
         has = "; ".join(", ".join(sorted(names)) for names in unique) or "none"
         raise InvalidInputError(
             f"table {name} needs a unique index on exactly {', '.join(key)}, without a condition and in the columns' "
             f"own collations; it has: {has}. alter table {name} add primary key ({', '.join(key)})"
         )
-    may_be_null = [column for column in key if columns.field(column).nullable and not there[column].is_not_null]
-    if may_be_null and not any(set(names) == set(key) and finds_nulls for names, finds_nulls in found):
+    if any(set(names) == set(key) and not is_usable for names, _, is_usable in found):
+        raise InvalidInputError(
+            f"table {name} has a second unique index on exactly {', '.join(key)} that is deferrable or has another "
+            "collation, by which rows of other keys would be replaced, too: drop it"
+        )
+    may_be_null = [column for column in key if column in null_keys and not there[column].is_not_null]
+    if may_be_null and not any(set(names) == set(key) and finds_nulls for names, finds_nulls, _ in found):
         nulls = ", ".join(may_be_null)
         raise InvalidInputError(
             f"the unique index of table {name} does not find rows whose key is null, so each batch would add another "

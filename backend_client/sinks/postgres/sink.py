@@ -235,7 +235,7 @@ class _PostgresPublisher(SlotPublisher):
 
     def _check_table(self, columns: pa.Schema, null_keys: Collection[str] = ()) -> None:
         sink, table = self._sink, _name(self._sink.table).as_string(self._connection)
-        check_still_fits(self._connection, table, sink.table, columns, sink.key if null_keys else (), sink.delete_when)
+        check_still_fits(self._connection, table, sink.table, columns, sink.key, sink.delete_when, null_keys)
 
     def _copy(
         self,

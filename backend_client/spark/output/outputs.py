@@ -165,6 +165,7 @@ class SinkOutput(Output):
         latest = session.latest
         self._known = stored_sinks(latest).get(plan.name)
         self._slots = plan.slots if self._known is None else max(plan.slots, self._known.parallelism)
+        self._marked_slots = 0  # after the first publish all have a marker
         tables = [info for info in latest.operators if info.has_table] if latest is not None else []
         self._keys = (tables[-1].name, tables[-1].parallelism) if tables else None
         known = self._known if self._known is not None and self._known.kind == SINK else None
@@ -214,9 +215,7 @@ class SinkOutput(Output):
 
     def after_checkpoint(self, frame: DataFrame, checkpoint: CheckpointRef) -> None:
         """Have the checkpoint's output published."""
-        published = self._publisher.published
-        marked = 0 if published is None else self._slots
-        self._publisher.submit(Target(checkpoint, marked_slots=marked, published=published), self._logged_bytes)
+        self._publisher.submit(Target(checkpoint), self._logged_bytes)
 
     def stop_waiting(self) -> None:
         """Let no batch wait any more."""
@@ -232,9 +231,11 @@ class SinkOutput(Output):
 
     def _publish(self, target: Target) -> None:
         columns = arrow_schema(self._plan.schema)
+        target = replace(target, marked_slots=max(target.marked_slots, self._marked_slots))
         task = PublishTask(self._settings, self._session.job_uid, self._plan.name, self._parcel, target, columns)
         if refusals := publish(task, self._place_numbers(self._slots)):
             raise UnavailableError(refusals[0])
+        self._marked_slots = self._slots
 
 
 @dataclass(frozen=True, slots=True)

@@ -318,6 +318,37 @@ def test_index_finds_the_same_keys_as_the_table(server: PostgresServer, slot: Sl
         assert rows(sink) == expected
 
 
+@pytest.mark.parametrize("is_late", [False, True])
+@pytest.mark.parametrize(
+    "index",
+    [
+        "create unique index on {name} (k collate {name}_no_case)",
+        "alter table {name} add unique (k) deferrable",
+        "alter table {name} drop constraint {name}_pkey; create unique index on {name} (k collate {name}_no_case)",
+    ],
+)
+def test_a_second_index_replaces_no_rows_of_other_keys(
+    server: PostgresServer, slot: Slot, index: str, *, is_late: bool
+) -> None:
+    """An upsert uses all unique indexes of the key's columns; one may be made while the query runs."""
+    name = f"keys{next(_numbers)}"
+    sink = PostgresSink(server.conninfo, name, key=("k",))
+    with psycopg.connect(server.conninfo, autocommit=True) as connection:
+        locale = "provider = icu, locale = 'und-u-ks-level2', deterministic = false"
+        connection.execute(f"create collation {name}_no_case ({locale})")
+        connection.execute(f"create table {name} (k text primary key, v bigint)")
+        if is_late:
+            sink.check(COLUMNS, [slot])
+            publish(sink, slot, 0, batch(a=1))
+        connection.execute(index.format(name=name))
+        with pytest.raises((InvalidInputError, UnavailableError), match="unique index on exactly k"):
+            sink.check(COLUMNS, [slot])
+        if is_late:
+            with pytest.raises(UnavailableError, match=r"was altered, .* unique index on exactly k"):
+                publish(sink, slot, 1, batch(A=2))
+            assert rows(sink) == [("a", 1)]
+
+
 def test_partitions_must_be_kept_as_their_table(server: PostgresServer, slot: Slot) -> None:
     """A crash empties an unlogged partition of a logged table; another server commits rows without their marker."""
     with psycopg.connect(server.conninfo) as connection:
@@ -888,6 +919,32 @@ def test_a_table_that_became_unlogged_takes_nothing(server: PostgresServer, slot
             publish(sink, slot, 0, batch(a=11))
         connection.execute(f"alter table {name}_2 set logged")
     assert publish(sink, slot, 0, batch(a=11)) == 1
+
+
+@pytest.mark.parametrize("key", [(), ("k",)])
+@pytest.mark.parametrize("kind", ["view", "foreign table"])
+def test_a_table_that_became_something_else_takes_nothing(
+    server: PostgresServer, slot: Slot, kind: str, key: tuple[str, ...]
+) -> None:
+    """Behind a view may be an unlogged table; another server commits rows without their marker."""
+    name = f"moved{next(_numbers)}"
+    with psycopg.connect(server.conninfo, autocommit=True) as connection:
+        connection.execute(f"create table {name} (k text primary key, v bigint)")
+        sink = PostgresSink(server.conninfo, name, key)
+        sink.check(COLUMNS, [slot])
+        connection.execute(f"alter table {name} rename to {name}_before")
+        connection.execute(f"create unlogged table {name}_far (k text primary key, v bigint)")
+        if kind == "view":
+            connection.execute(f"create view {name} as select * from {name}_far")
+        else:
+            connection.execute(f"create foreign data wrapper {name}")
+            connection.execute(f"create server {name} foreign data wrapper {name}")
+            connection.execute(f"create foreign table {name} (k text, v bigint) server {name}")
+        with pytest.raises(UnavailableError, match=rf"was altered, .*: {name} is a view or foreign table"):
+            publish(sink, slot, 0, batch(a=1))
+        assert connection.execute(f"select from {name}_far").fetchall() == []
+        connection.execute(f"drop {kind} {name}; alter table {name}_before rename to {name}")
+    assert publish(sink, slot, 0, batch(a=1)) == 1
 
 
 def test_null_that_became_a_possible_key_waits(server: PostgresServer, slot: Slot) -> None:

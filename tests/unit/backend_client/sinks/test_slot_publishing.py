@@ -275,6 +275,26 @@ def test_system_that_was_set_back_before_two_rewinds() -> None:
         is_due(marker, first, Target(ref(2, 7), True, stored=(ref(1, 7), ref(2, 7))))  # it has more slots now
 
 
+def test_system_that_was_set_back_over_several_rewinds() -> None:
+    """
+    After the advised rewind the marker is on a newer branch, and knows none of those between.
+
+    Output of one of them would count as that of the branch before them, and the others' be taken for published.
+    """
+    first, marker = Slot("job", "uid", "output", 0), Marker("uid", 0, ref(0, 13), ((0, 0),))
+    target = Target(ref(2, 16), True, marked_slots=4, published=0, stored=(ref(1, 7), ref(2, 16)))
+    with pytest.raises(ConflictError, match=r"more than checkpoint 0\..* Rewind the job to checkpoint 0 "):
+        is_due(marker, first, target)
+    assert is_due(replace(marker, earlier=((0, 0), (7, 0))), first, target)
+    # What is older than its oldest branch it may have forgotten, or the sink began there.
+    assert is_due(replace(marker, earlier=((9, 0),)), first, replace(target, published=None))
+    sink = MemorySink(replace(marker, slot=3))  # slot 3 was in use there only if the log has output of it
+    with pytest.raises(ConflictError, match="slot 3 of sink 'output' had published more than checkpoint 0"):
+        publish(sink, target, epochs=(7,))
+    publish(sink, target, epochs=(1,))
+    assert sink.records == [11, 12]
+
+
 def test_what_another_branch_published_does_not_count_for_a_system_that_was_set_back() -> None:
     """The marker has a greater checkpoint of the branch before; of that of the target it has the beginning only."""
     first, target = Slot("job", "uid", "output", 0), Target(ref(2, 9), True, marked_slots=1, published=1)

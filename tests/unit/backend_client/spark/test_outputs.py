@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import pickle
+import threading
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import replace
 from types import SimpleNamespace
@@ -17,7 +18,7 @@ from backend_client.settings import BackendSettings
 from backend_client.sinks.parquet import ParquetSink
 from backend_client.sinks.protocol import Slot, SlotPublisher
 from backend_client.sinks.slot_publishing import Target
-from backend_client.spark.output import outputs
+from backend_client.spark.output import outputs, tasks
 from backend_client.spark.output.outputs import SinkOutput, SinkPlan
 from backend_client.spark.output.publisher import BacklogLimits, Publisher
 from backend_client.spark.shipping import Parcel
@@ -151,5 +152,39 @@ def test_a_refusal_without_a_text_is_one() -> None:
         with pytest.raises(UnavailableError, match=r"is not published to sink 'output' after .*: UnavailableError"):
             made.drain()
         assert made.unpublished == 1
+    finally:
+        made.close()
+
+
+class Forgetful(MemorySink):
+    """Loses each marker."""
+
+    def open(self, slot: Slot) -> SlotPublisher:
+        """Return a publisher that finds none."""
+        self.marker = None
+        return super().open(slot)
+
+
+def test_marker_that_is_lost_while_the_first_checkpoints_wait_is_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
+    """They were logged when nothing was published; the second one would be published with the first one's output."""
+    may_publish = threading.Event()
+    monkeypatch.setattr(tasks, "kept_client", lambda _: None)
+    monkeypatch.setattr(tasks, "read_output", lambda *_, **__: iter(()))
+
+    def frames(_: int) -> Any:
+        may_publish.wait(30)
+        return [Frame(1)]
+
+    sink = Forgetful()
+    shipments: Any = SimpleNamespace(parcel=lambda _: SimpleNamespace(unpack=lambda: sink))
+    session: Any = SimpleNamespace(latest=None, job_uid="uid", check_owned=lambda: None)
+    plan = SinkPlan(sink, "output", 1, StructType(), BacklogLimits(patience_s=0.3))
+    made = SinkOutput(plan, BackendSettings("file:///s", "job"), session, shipments, frames)
+    try:
+        for ref in REFS:
+            made.after_checkpoint(Frame(0), ref)  # type: ignore[arg-type]
+        may_publish.set()
+        with pytest.raises(UnavailableError, match="has published, but its marker is gone"):
+            made.drain()
     finally:
         made.close()

@@ -1,11 +1,11 @@
-"""Columns: names quoted for SQL, those of a ``groupBy``, and text that is not compared by its bytes."""
+"""Columns: quoted names, those of a ``groupBy``, types with nulls, and text that is not compared by its bytes."""
 
 from __future__ import annotations
 
 from typing import Any
 
 from pyspark.sql import DataFrame
-from pyspark.sql.types import ArrayType, DataType, MapType, StringType, StructType
+from pyspark.sql.types import ArrayType, DataType, MapType, StringType, StructField, StructType
 
 from backend_client.spark.private.session import grouped_frame, grouping_expressions, setting
 from storage.errors import InvalidInputError
@@ -44,6 +44,21 @@ def _column_called(text: str, frame: DataFrame) -> str | None:
     if text in frame.columns or setting(frame.sparkSession, "spark.sql.caseSensitive", "false") == "true":
         return text if text in frame.columns else None
     return next((name for name in frame.columns if name.lower() == text.lower()), None)
+
+
+def nullable(schema: StructType) -> StructType:
+    """Return a schema with nulls allowed at every depth, as Spark has the output of functions in Python."""
+    return StructType([StructField(of.name, _nullable(of.dataType), True, of.metadata) for of in schema.fields])
+
+
+def _nullable(kind: DataType) -> DataType:
+    if isinstance(kind, StructType):
+        return nullable(kind)
+    if isinstance(kind, ArrayType):
+        return ArrayType(_nullable(kind.elementType), True)
+    if isinstance(kind, MapType):
+        return MapType(_nullable(kind.keyType), _nullable(kind.valueType), True)
+    return kind
 
 
 def check_bytewise(schema: StructType, why: str) -> None:

@@ -11,7 +11,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql import DataFrame, Row, SparkSession
+from pyspark.sql.types import ArrayType, LongType, StructField, StructType
 
 from storage.errors import InvalidInputError
 from tests.e2e.differential.programs import Echo
@@ -60,3 +61,21 @@ def test_variant_is_refused(spark: SparkSession, make_backend: Any, tmp_path: Pa
     rows = spark.readStream.schema("k string").json(str(tmp_path / "in"))
     with pytest.raises(InvalidInputError, match=r"last\.what: state cannot hold the type variant"):
         make_backend().transform_with_state(rows.groupBy("k"), Variants(), "k string", "Update", "None")
+
+
+def test_output_has_nulls_that_its_schema_denies(stream: DataFrame, make_backend: Any, tmp_path: Path) -> None:
+    """As on Spark, a processor may yield them at any depth, and a condition of a later step finds them."""
+
+    class Nulls(Echo):
+        def handleInputRows(self, key: Any, rows: Any, timerValues: Any) -> Any:
+            yield from (Row(n=None, parts=[1, None], inner=Row(x=None)) for _ in rows)
+
+    inner = StructType([StructField("x", LongType(), False)])
+    fields = {"n": LongType(), "parts": ArrayType(LongType(), False), "inner": inner}
+    output = StructType([StructField(name, kind, False) for name, kind in fields.items()])
+    ours = Collected()
+    rows = make_backend().transform_with_state(stream.groupBy("k"), Nulls(), output, "Update", "None")
+    found = rows.where("n is null and inner.x is null and exists(parts, part -> part is null)")
+    run_to_end(found.writeStream, tmp_path / "ours", ours)
+
+    assert [len(batch) for batch in ours.batches.values()] == [3, 3]

@@ -333,10 +333,11 @@ def test_key_is_found_as_spark_finds_columns(spark: SparkSession, make_backend: 
         (lambda result, _: result.select(F.sum("n")), "aggregate function"),
         (lambda result, _: result.filter("n > 1").selectExpr("count(*) as c"), "aggregate function"),
         (lambda result, _: result.withColumn("r", F.row_number().over(Window.orderBy("n"))), "window function"),
+        (lambda result, _: result.withColumn("r", -F.monotonically_increasing_id()), "begin again in every batch"),
         (lambda result, static: result.join(static, "k", "right"), "outer join"),
         (lambda result, static: result.join(static, "k", "full"), "outer join"),
     ],
-    ids=["sum", "count", "window", "right", "full"],
+    ids=["sum", "count", "window", "number", "right", "full"],
 )
 def test_step_over_many_rows_is_refused(
     spark: SparkSession, make_backend: Backends, stream: DataFrame, step: Any, message: str

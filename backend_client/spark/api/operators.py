@@ -12,6 +12,7 @@ from pyspark.sql.types import DataType, StructType
 from backend_client.batch_time import TimeMode
 from backend_client.columnar.processor import ColumnarProcessor
 from backend_client.spark.columnar_plan import ColumnarPlan
+from backend_client.spark.columns import nullable
 from backend_client.spark.driver.initial_state import initial_state_of
 from backend_client.spark.event_time import mark_event_time
 from backend_client.spark.query import Operator, Query
@@ -86,7 +87,7 @@ def row_operator(given: OperatorInput, options: TransformOptions) -> Operator:
         processor=processor,
         key_columns=given.key_columns,
         input_schema=given.schema,
-        output_schema=output_schema,
+        output_schema=nullable(output_schema),
         states=states,
         recreated_states=recreated_states,
         parallelism=options.parallelism,
@@ -129,13 +130,14 @@ def columnar_operator(
     is_first = not given.query.operators
     plan = ColumnarPlan.of(processor, output_mode, given.schema, given.key_columns, is_first=is_first)
     output_schema = output_schema or plan.output_schema()
+    output_schema = _parse(output_schema) if isinstance(output_schema, str) else output_schema
     return _groupable(
         Operator(
             name=name,
             processor=plan,
             key_columns=given.key_columns,
             input_schema=given.schema,
-            output_schema=_parse(output_schema) if isinstance(output_schema, str) else output_schema,
+            output_schema=nullable(output_schema),
             states=plan.states(),
             parallelism=parallelism,
             steps=given.query.steps,

@@ -137,17 +137,28 @@ def stream_side_nodes(frame: DataFrame) -> Iterator[tuple[str, str | None]]:
     """
     Yield the nodes of a frame's analyzed plan, from the top along each first child: their names, and types of joins.
 
-    The first child of a join is the stream's side.
+    The first child of a join is the stream's side. After a node come the expressions in it that are not deterministic.
     """
     with needed("QueryExecution.analyzed", _SERVED_VERSION):
         node: Any = frame._jdf.queryExecution().analyzed()
         while True:
             name = str(node.nodeName())
             yield name, str(node.joinType()) if name == "Join" else None
+            if not node.deterministic():
+                yield from ((expression, None) for expression in _changing(node.expressions()))
             children = node.children()
             if children.isEmpty():
                 return
             node = children.apply(0)
+
+
+def _changing(expressions: Any) -> Iterator[str]:
+    """Yield the names of expressions, at any depth, that are not deterministic."""
+    for position in range(expressions.size()):
+        expression = expressions.apply(position)
+        if not expression.deterministic():
+            yield str(expression.nodeName())
+            yield from _changing(expression.children())
 
 
 def has_subquery(frame: DataFrame) -> bool:

@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 from pyspark.sql.streaming import StatefulProcessor
+from pyspark.sql.types import ArrayType, LongType, MapType, StringType, StructField, StructType
 
 from backend_client.columnar import Aggregate
 from backend_client.spark.api.operators import TransformOptions, columnar_operator, row_operator
@@ -51,3 +52,23 @@ def test_argument_of_another_type_is_refused(schema: Any, mode: Any, time: Any, 
 
     with pytest.raises(InvalidInputError, match=told):
         row_operator(given, TransformOptions(_Silent(), schema, mode, time))
+
+
+def test_output_may_be_null_at_every_depth() -> None:
+    """As on Spark: where a schema denied nulls, Spark would optimize conditions on them away, or fail on one."""
+    inner = StructType([StructField("x", LongType(), False)])
+    fields = [
+        ("k", StringType()),
+        ("s", inner),
+        ("a", ArrayType(inner, False)),
+        ("m", MapType(StringType(), inner, False)),
+    ]
+    schema = StructType([StructField(name, kind, False, {"of": name}) for name, kind in fields])
+    query = SimpleNamespace(steps=(), operators=())
+    given: Any = SimpleNamespace(check_name=lambda _: None, schema=schema, key_columns=("k",), query=query)
+
+    operator = row_operator(given, TransformOptions(_Silent(), schema, "Update", "None"))
+
+    inner = StructType([StructField("x", LongType())])
+    fields = [("k", StringType()), ("s", inner), ("a", ArrayType(inner)), ("m", MapType(StringType(), inner))]
+    assert operator.output_schema == StructType([StructField(name, kind, True, {"of": name}) for name, kind in fields])

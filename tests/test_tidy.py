@@ -250,6 +250,14 @@ def repository_files() -> tuple[str, ...]:
     return tuple(sorted(name for name in listing.split("\0") if name and (ROOT / name).is_file()))
 
 
+def repository_links() -> list[str]:
+    """Return the symbolic links that are part of a commit: they lead somewhere on one machine."""
+    listing = subprocess.run(
+        ["git", "-c", "safe.directory=*", "ls-files", "--stage", "-z"], cwd=ROOT, check=True, capture_output=True
+    ).stdout
+    return [entry.decode().partition("\t")[2] for entry in listing.split(b"\0") if entry.startswith(b"120000 ")]
+
+
 def python_files(*folders: str) -> list[str]:
     return [name for name in repository_files() if name.endswith(".py") and name.partition("/")[0] in folders]
 
@@ -536,8 +544,8 @@ def test_tests_have_docstrings() -> None:
 
 
 def test_repository_holds_no_local_names() -> None:
-    """No file names a registry's host or a path of one machine."""
-    defects = []
+    """No file names a registry's host or a path of one machine, and no link leads to one."""
+    defects = [f"{link}: a symbolic link" for link in repository_links()]
     for file in repository_files():
         try:
             lines = (ROOT / file).read_text(encoding="utf-8").splitlines()

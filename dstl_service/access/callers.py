@@ -41,14 +41,14 @@ def identified(protocol: type[HttpToolsProtocol], trust: Trust) -> type[HttpTool
         _caller: Caller | None = None
 
         def connection_made(self, transport: asyncio.Transport) -> None:
-            super().connection_made(transport)
             uid = _user_of(transport)
-            self._caller = Caller(_certificate_names(transport), "" if uid is None else user_name(uid))
             if uid is not None and not trust.includes(uid):
-                self._refused_uid = uid
+                self._refused_uid = uid  # before all else: a connection whose set-up fails serves nobody
                 if connections := refused.count():
                     logger.warning("caller of another user refused", extra={"uid": uid, "connections": connections})
                 self.loop.call_later(_REFUSED_S, transport.close)
+            super().connection_made(transport)
+            self._caller = Caller(_certificate_names(transport), "" if uid is None else user_name(uid))
 
         def on_message_begin(self) -> None:
             super().on_message_begin()

@@ -155,12 +155,11 @@ class OperatorInfo:
     """
     An operator as a manifest describes it; `parallelism` may differ from checkpoint to checkpoint.
 
-    `time_mode` and `output_mode` are Spark's names; None if the program that wrote them did not store them yet. `kind`
-    is ``rows`` or ``columns``, by the calls of its processor; None likewise. An operator of kind ``sink`` has no table:
-    its changes are the output that a sink publishes once the checkpoint exists, and its parallelism is the number of
-    slots. The sink has published everything up to checkpoint `published`, maybe more; `recent` are that checkpoint and
-    those between it and this one, also those that a rewind gave up, oldest first: a marker of another one of the same
-    id is of a checkpoint that the job lost.
+    `time_mode` and `output_mode` are Spark's names; None for kinds without a table. `kind` is ``rows`` or ``columns``,
+    by the calls of its processor. An operator of kind ``sink`` has no table: its changes are the output that a sink
+    publishes once the checkpoint exists, and its parallelism is the number of slots. The sink has published everything
+    up to checkpoint `published`, maybe more; `recent` are that checkpoint and those between it and this one, also those
+    that a rewind gave up, oldest first: a marker of another one of the same id is of a checkpoint that the job lost.
     One of kind ``set-aside`` has no table either: its changes are the rows that `set_aside` lists, oldest first.
 
     `name` is that of the operator's table, in stored objects and local folders: the one that the operator had at first.

@@ -333,7 +333,7 @@ def test_key_is_found_as_spark_finds_columns(spark: SparkSession, make_backend: 
         (lambda result, _: result.select(F.sum("n")), "aggregate function"),
         (lambda result, _: result.filter("n > 1").selectExpr("count(*) as c"), "aggregate function"),
         (lambda result, _: result.withColumn("r", F.row_number().over(Window.orderBy("n"))), "window function"),
-        (lambda result, _: result.withColumn("r", -F.monotonically_increasing_id()), "begin again in every batch"),
+        (lambda result, _: result.withColumn("r", -F.monotonically_increasing_id()), "restart in every batch"),
         (lambda result, static: result.join(static, "k", "right"), "outer join"),
         (lambda result, static: result.join(static, "k", "full"), "outer join"),
     ],

@@ -265,7 +265,7 @@ def _applied(step: Step, template: DataFrame) -> DataFrame:
 _LOOKS_AT_MANY_ROWS = {
     "Aggregate": f"an aggregate function over all rows would see only one batch: {_AGGREGATE}",
     "Window": f"a window function would see only one batch: {_REMEMBER}",
-    "MonotonicallyIncreasingID": "monotonically_increasing_id would begin again in every batch: number in a processor",
+    "monotonically_increasing_id": "monotonically_increasing_id would restart in every batch: number in a processor",
 }
 _JOINS_OF_STATIC_ROWS = {"RightOuter", "FullOuter"}
 

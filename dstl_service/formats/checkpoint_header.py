@@ -16,7 +16,7 @@ class CheckpointHeader:
     Args:
         uid: Uid of its manifest.
         epoch: Epoch of the driver that makes it.
-        base: The checkpoint before, which exists.
+        base: The checkpoint before.
         query_id: Spark's query id.
         offsets: Spark's offsets entry of the batch.
         operators: The operators whose state it has.

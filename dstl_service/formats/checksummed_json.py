@@ -34,7 +34,7 @@ def reading(what: str, **context: ContextValue) -> Iterator[None]:
         yield
     except NewerFormatError:
         raise
-    except (ValueError, LookupError, TypeError, AttributeError, RecursionError, DstlError) as error:
+    except (ValueError, OverflowError, LookupError, TypeError, AttributeError, RecursionError, DstlError) as error:
         raise CorruptDataError(f"{what} cannot be read: {error}", **context) from error
 
 

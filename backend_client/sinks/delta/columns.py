@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 
 import pyarrow as pa
 from deltalake import DeltaTable, Field, Schema
@@ -95,7 +95,8 @@ def check_table(
             f"table {path} has no column {', '.join(column.name for column in lacking)}; it has {', '.join(there)}: "
             "add it, or set merge_schema"
         )
-    check_statistics(table, path, [*there.values(), *lacking], partitions)
+    columns = [*there.values(), *lacking]
+    check_statistics(table, path, columns, [column.name for column in columns], partitions)
     return list(Schema.from_arrow(pa.schema(lacking)).fields) if lacking else []
 
 
@@ -112,12 +113,20 @@ def stored_columns(table: DeltaTable, path: str) -> pa.Schema:
     return pa.schema([pa.field(column.name, column.type) for column in columns])
 
 
-def check_readable(table: DeltaTable, path: str, columns: pa.Schema) -> None:
-    """Raise `UnavailableError` if others have altered a table so that readers would miss values of these columns."""
+def check_readable(table: DeltaTable, path: str, columns: pa.Schema, written: Collection[str]) -> None:
+    """
+    Raise `UnavailableError` if others have altered a table so that readers would miss values.
+
+    Args:
+        table: The table.
+        path: Its path, for the message.
+        columns: All its columns.
+        written: Names of those whose values are written.
+    """
     partitions = table.metadata().partition_columns
     try:
-        _check_partitions(columns, [name for name in partitions if name in columns.names])
-        check_statistics(table, path, list(columns), partitions)
+        _check_partitions(columns, [name for name in partitions if name in written])
+        check_statistics(table, path, list(columns), written, partitions)
     except InvalidInputError as error:
         raise UnavailableError(f"table {path} was altered: {error}") from error
 

@@ -202,7 +202,7 @@ class _DeltaPublisher(SlotPublisher):
     def _conformed(self, records: Iterable[pa.RecordBatch], schema: pa.Schema) -> Iterator[pa.RecordBatch]:
         for batch in filter(len, records):
             found = conformed(batch, schema, self._sink.path)
-            check_readable(self._table, self._sink.path, found.select(batch.schema.names).schema)
+            check_readable(self._table, self._sink.path, found.schema, batch.schema.names)
             check_values(self._table, self._sink.path, found)
             check_lengths(self._table, self._sink.path, found)
             yield found

@@ -10,7 +10,7 @@ turn them off, and the files of such a table have no statistics of floats either
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Container, Iterable, Mapping, Sequence
 from typing import Any
 
 import pyarrow as pa
@@ -43,9 +43,24 @@ def statistics_of(columns: Iterable[pa.Field], partitions: Sequence[str]) -> dic
     return {_STATISTICS: ",".join(exact)} if exact else {_STATISTICS_NUMBER: "0"}
 
 
-def check_statistics(table: DeltaTable, path: str, columns: Sequence[pa.Field], partitions: Sequence[str]) -> None:
-    """Raise `InvalidInputError` if readers would miss rows by statistics of decimals with many digits."""
-    wrong = [column.name for column in columns if _is_rounded(column.type) and column.name not in partitions]
+def check_statistics(
+    table: DeltaTable, path: str, columns: Sequence[pa.Field], written: Container[str], partitions: Sequence[str]
+) -> None:
+    """
+    Check that readers find rows by statistics of decimals with many digits.
+
+    Args:
+        table: The table.
+        path: Its path, for the message.
+        columns: All its columns.
+        written: Names of those that are written.
+        partitions: Names of those by which it is partitioned.
+
+    Raises:
+        InvalidInputError: They would miss some; says how the column gets no statistics.
+    """
+    unsafe = [column.name for column in columns if _is_rounded(column.type) and column.name not in partitions]
+    wrong = [name for name in unsafe if name in written]
     if wrong := _with_statistics(wrong, table.metadata().configuration):
         raise InvalidInputError(
             f"column {', '.join(wrong)} of table {path} has more than {_EXACT_DIGITS} digits: statistics of it are "

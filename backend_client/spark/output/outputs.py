@@ -128,7 +128,7 @@ class FunctionOutput(Output):
             return
         try:
             self.function(frame, checkpoint.id + self.ahead)
-        except Exception as error:
+        except BaseException as error:  # also one that ends its thread
             raise LostOutputError(
                 f"the output of batch {checkpoint.id} is lost in whole or in part, as guarantee='at-most-once' allows: "
                 f"{error}"

@@ -128,8 +128,9 @@ class FileSink:
         Raises:
             ConflictError: The log has later batches.
         """
-        self.check_unused(batch_id + 1)
         newest = self._newest()
+        if newest is not None and newest > batch_id:
+            raise self._used(newest, batch_id)
         if newest is None:
             newest = _begin_log(self._spark, *self._log(), batch_id)
         for missing in range(newest + 1, batch_id):
@@ -141,11 +142,14 @@ class FileSink:
         """Raise `ConflictError` if the log has this id or later ones: Spark would leave such batches out unnoticed."""
         newest = self._newest()
         if newest is not None and newest >= first:
-            raise ConflictError(
-                f"folder {self._path} has batches up to {newest} of another query, or of an earlier or newer one of "
-                f"this job: Spark would leave out all up to there, and this query's next one is {first}. Give the "
-                f"query a folder of its own, or empty this one, with {_LOG}"
-            )
+            raise self._used(newest, first)
+
+    def _used(self, newest: int, next_id: int) -> ConflictError:
+        return ConflictError(
+            f"folder {self._path} has batches up to {newest} of another query, or of an earlier or newer one of this "
+            f"job: Spark would leave out all up to there, and this query's next one is {next_id}. Give the query a "
+            f"folder of its own, or empty this one, with {_LOG}"
+        )
 
     def _newest(self) -> int | None:
         folder, files = self._log()

@@ -25,7 +25,7 @@ def check_modes(stored: OperatorInfo, wanted: OperatorInfo) -> None:
         InvalidInputError: One of them differs; the message names the operator, the old and the new value.
     """
     if stored.kind != wanted.kind:
-        was, now = (_APIS[str(operator.kind)] for operator in (stored, wanted))
+        was, now = (_APIS.get(operator.kind or "", "of an unreleased version") for operator in (stored, wanted))
         raise InvalidInputError(
             f"operator {wanted.name!r} was started with a processor that is {was}, now it is {now}; "
             "neither can read the other's state: use the stored kind again, or start with another job name and "

@@ -38,6 +38,7 @@ def test_same_modes_are_accepted() -> None:
             replace(STORED, kind=COLUMNS),
             "'sessions' was started with a processor that is of the Row or pandas API, now it is colu",
         ),
+        (replace(STORED, kind="tables"), "is of the Row or pandas API, now it is of an unreleased version"),
         (replace(STORED, output_mode="Update"), "'sessions' was started with outputMode 'Append', now it has 'Update'"),
     ],
 )

@@ -45,6 +45,17 @@ def test_offsets_are_those_of_checkpoints() -> None:
     assert seen == [({("in", 0): 40}, 4), ({("in", 0): 50}, 5)]
 
 
+@pytest.mark.parametrize("error", [RuntimeError("it fails"), SystemExit("it ends its thread")])
+def test_output_at_most_once_is_lost_however_its_function_ends(error: BaseException) -> None:
+    """The checkpoint exists, so the function is not called again; the error says what is lost."""
+
+    def fail(_batch: DataFrame, _id: int) -> None:
+        raise error
+
+    with pytest.raises(LostOutputError, match=f"output of batch 5 is lost in whole or in part.*: {error}"):
+        FunctionOutput(fail, at_most_once=True).after_checkpoint(NO_FRAME, checkpoint(5).ref)
+
+
 def test_no_group_unless_asked_for() -> None:
     """Other options leave the output as it is; options of a group that is not named are refused."""
     assert with_group(PLAN, NO_FRAME, {"checkpointLocation": "x"}) is PLAN

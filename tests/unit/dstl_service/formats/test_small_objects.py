@@ -70,3 +70,15 @@ def test_damaged_job_is_named() -> None:
     with pytest.raises(CorruptDataError, match=r"job/job\.json cannot be read: the checksum does not match"):
         decode_job(damaged, "job/job.json")
     assert decode_job(encode_job("uid", 128), "") == JobRecord("uid", 128)
+
+
+@pytest.mark.parametrize(
+    ("kind", "value"), [("job", '"max_parallelism": 1e999'), ("job", '"origin": 1.5'), ("epoch", '"latest_id": 1e999')]
+)
+def test_values_of_other_kinds_are_damage(kind: str, value: str) -> None:
+    """A number without end, or of a wrong type, is reported like any other damage; fsck goes on."""
+    data, decode, damage = DECODERS[kind]
+    document = {**json.loads(data), **json.loads(f"{{{value}}}")}
+    del document["checksum"]
+    with pytest.raises(damage, match="cannot be read"):
+        decode(json.dumps(document).encode())

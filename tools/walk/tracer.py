@@ -25,7 +25,7 @@ FILE_VARIABLE = "DSTL_WALK_FILE"
 
 STATIONS: dict[tuple[str, str], tuple[str, str]] = {
     ("backend_client/state/keyed_state.py", "update"): ("overlay", ""),
-    ("storage/change_set.py", "_encode"): ("sealed", ""),
+    ("storage/change_set.py", "encode_columns"): ("sealed", ""),
     ("backend_client/service/client.py", "_send"): ("request", "path"),
     ("dstl_service/intake/change_sets.py", "receive"): ("received", ""),
     ("dstl_service/intake/change_sets.py", "request"): ("requested", ""),

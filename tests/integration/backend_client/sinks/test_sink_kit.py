@@ -233,12 +233,14 @@ class _CarelessPublisher(SlotPublisher):
         return count
 
     def _commit_parts(self, values: list[int], marker: Marker) -> int:
+        count = len(values)
         while len(values) > 1000:
             with closing(sqlite3.connect(self._sink.path)) as connection, connection:
                 rows = [(marker.slot, json.dumps({"n": value})) for value in values[:1000]]
                 connection.executemany("insert into records (slot, record) values (?, ?)", rows)
             values = values[1000:]
-        return self._publisher.publish([numbers(values)], marker)
+        self._publisher.publish([numbers(values)], marker)
+        return count
 
     def _id(self) -> int | None:
         found = self._publisher.last_published()
@@ -273,13 +275,16 @@ class _CarelessPublisher(SlotPublisher):
             return int(connection.execute(query, key).fetchone()[0])
 
     def _write_first(self, records: Iterable[pa.RecordBatch], marker: Marker) -> int:
+        count = 0
         with closing(sqlite3.connect(self._sink.path)) as connection:
             for batch in records:
                 for row in batch.to_pylist():
                     text = f'{{"n": {row["n"]}}}'
                     connection.execute("insert into records (slot, record) values (?, ?)", (marker.slot, text))
+                    count += 1
                 connection.commit()
-        return self._publisher.publish([], marker)
+        self._publisher.publish([], marker)
+        return count
 
 
 def _marker_of(sink: SqliteSink, slot: Slot) -> Marker | None:

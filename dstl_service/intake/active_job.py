@@ -337,7 +337,6 @@ class ActiveJobs:
             NotFoundError: Its epoch is not known here; call `known` first.
             FencedError: A newer epoch is known here.
         """
-        validate_name("job", set_id.job)
         validate_operator(set_id.operator)
         job = self.get(set_id.job)
         job.check_epoch(set_id.writer.epoch)

@@ -57,7 +57,7 @@ class _Stage(enum.Enum):
     DURABLE = "durable"
 
 
-@dataclass(slots=True)
+@dataclass(slots=True, eq=False)
 class _Entry:
     segment: Segment
     stage: _Stage
@@ -77,8 +77,8 @@ class ChangeSetTracker:
         self._settings = settings
         self._entries: dict[ChangeSetId, _Entry] = {}
         # The sets of the first two stages: taking a batch must not scan all sets of a large checkpoint.
-        self._received: OrderedDict[ChangeSetId, _Entry] = OrderedDict()
-        self._requested: OrderedDict[ChangeSetId, _Entry] = OrderedDict()
+        self._received: OrderedDict[_Entry, None] = OrderedDict()
+        self._requested: OrderedDict[_Entry, None] = OrderedDict()
         self._ids_of: dict[int, list[ChangeSetId]] = {}  # checkpoint id -> ids of all sets held for it
         self._uploads_of: dict[int, int] = {}  # id() of a segment -> batches whose attempts hold it
         self._due_ms: int | None = None
@@ -127,7 +127,8 @@ class ChangeSetTracker:
                     f"change set {segment.id} was received before with different content", operator=segment.id.operator
                 )
             return False
-        self._entries[segment.id] = self._received[segment.id] = _Entry(segment, _Stage.RECEIVED)
+        entry = self._entries[segment.id] = _Entry(segment, _Stage.RECEIVED)
+        self._received[entry] = None
         self._ids_of.setdefault(segment.id.checkpoint_id, []).append(segment.id)
         self._waiting_bytes += len(segment.payload)
         self.in_memory.add_bytes(len(segment.payload))
@@ -182,7 +183,7 @@ class ChangeSetTracker:
 
     def request_all(self, now_ms: int) -> None:
         """Request the upload of all received sets, due at once."""
-        for entry in list(self._received.values()):
+        for entry in list(self._received):
             self._put_into(_Stage.REQUESTED, entry)
         self._due_ms = now_ms
 
@@ -202,7 +203,7 @@ class ChangeSetTracker:
             if size_bytes >= self._settings.size_bytes or len(batch) >= SEGMENTS_MAX:
                 self._due_ms = now_ms
                 break
-            entry = next(iter(self._requested.values()))
+            entry = next(iter(self._requested))
             self._put_into(_Stage.UPLOADING, entry)
             size_bytes += len(entry.segment.payload)
             batch.append(entry.segment)
@@ -294,19 +295,18 @@ class ChangeSetTracker:
             self.in_memory.add_sets(-1)
             if entry.stage in (_Stage.RECEIVED, _Stage.REQUESTED):
                 self._waiting_bytes -= len(entry.segment.payload)
-                self._received.pop(set_id, None)
-                self._requested.pop(set_id, None)
+                self._received.pop(entry, None)
+                self._requested.pop(entry, None)
             if entry.stage is not _Stage.DURABLE:
                 self._let_go(entry.segment)
 
     def _put_into(self, stage: _Stage, entry: _Entry) -> None:
-        set_id = entry.segment.id
-        self._received.pop(set_id, None)
-        self._requested.pop(set_id, None)
+        self._received.pop(entry, None)
+        self._requested.pop(entry, None)
         if stage is _Stage.RECEIVED:
-            self._received[set_id] = entry
+            self._received[entry] = None
         elif stage is _Stage.REQUESTED:
-            self._requested[set_id] = entry
+            self._requested[entry] = None
         entry.stage = stage
 
     def _let_go(self, segment: Segment) -> None:

@@ -11,6 +11,7 @@ import signal
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 
+import anyio.lowlevel
 from fastapi import FastAPI
 
 from dstl_service import __version__
@@ -77,6 +78,7 @@ def create_app(
             lambda: parts.jobs.is_any_reached,
         )
         idle.start()
+        await anyio.lowlevel.checkpoint()  # loads what it needs of the event loop; the first restore would wait 40 ms
         try:
             yield
         finally:

@@ -76,7 +76,9 @@ def run(folder: Path) -> int:
 
 def log_of(folder: Path) -> logging.Handler:
     """Return what writes to the log in a folder; of a follower that runs for months, the newest lines stay."""
-    handler = RotatingFileHandler(folder / LOG, maxBytes=LOG_BYTES_MAX, backupCount=1, encoding="utf-8")
+    handler: logging.Handler = logging.StreamHandler()
+    with suppress(OSError):  # the folder is missing: whoever gave it by hand is told so
+        handler = RotatingFileHandler(folder / LOG, maxBytes=LOG_BYTES_MAX, backupCount=1, encoding="utf-8")
     handler.setFormatter(logging.Formatter("%(asctime)s %(levelname)s %(message)s"))
     return handler
 

@@ -36,8 +36,7 @@ _TEXTS = (
     *("service", "token_file", "ca_file", "certificate_file", "local_dir", "trusted_uids", "trusted_dir"),
     *("fork_location", "sidecar_config_file"),
 )
-SECONDS_MAX = 10**9
-"""Thirty years; the system's own waits take neither infinity nor much more."""
+SECONDS_MAX = 10**9  # thirty years; the system's own waits take neither infinity nor much more
 _NUMBERS: dict[str, tuple[int, float, bool]] = {
     # Above this, at most that, and whether it is whole.
     "patience_s": (0, SECONDS_MAX, False),

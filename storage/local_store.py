@@ -38,6 +38,7 @@ from storage.object_store import (
     buffers_of,
     check_range_size,
     check_refused_put,
+    check_whole_size,
     probe,
     validate_key,
     validate_prefix,
@@ -126,7 +127,7 @@ class LocalStore:
 
     def get(self, key: str) -> bytes:
         """Read a file."""
-        return self._read(key, lambda file: read_at(file, 0, os.fstat(file).st_size))
+        return self._read(key, lambda file: read_at(file, 0, check_whole_size(key, os.fstat(file).st_size)))
 
     def get_range(self, key: str, offset: int, size: int) -> bytes:
         """Read a part of a file."""

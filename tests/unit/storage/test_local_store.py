@@ -11,7 +11,14 @@ from pathlib import Path
 
 import pytest
 
-from storage.errors import ConflictError, DstlError, InvalidInputError, NotFoundError, UnavailableError
+from storage.errors import (
+    ConflictError,
+    CorruptDataError,
+    DstlError,
+    InvalidInputError,
+    NotFoundError,
+    UnavailableError,
+)
 from storage.local_store import LocalStore
 from storage.testing import FakeClock
 
@@ -53,6 +60,15 @@ def test_range_beyond_two_gibibytes_is_read(store: LocalStore) -> None:
 
     assert store.head("big").size_bytes == size
     assert store.get_range("big", size - 3, 3) == b"end"
+
+
+def test_object_of_any_size_is_not_read_at_once(store: LocalStore) -> None:
+    """Another writer of the storage makes a file of a terabyte in no time; as a document it would take all memory."""
+    store.put("job/job.json", b"")
+    os.truncate(f"{store.url.removeprefix('file://')}/job/job.json", 1 << 40)
+
+    with pytest.raises(CorruptDataError, match=r"object job/job\.json is damaged: it has 1099511627776 bytes"):
+        store.get("job/job.json")
 
 
 @pytest.mark.parametrize("if_absent", [True, False])

@@ -36,12 +36,13 @@ _TEXTS = (
     *("service", "token_file", "ca_file", "certificate_file", "local_dir", "trusted_uids", "trusted_dir"),
     *("fork_location", "sidecar_config_file"),
 )
+SECONDS_MAX = 10**9  # thirty years; the system's own waits take neither infinity nor much more
 _NUMBERS: dict[str, tuple[int, float, bool]] = {
     # Above this, at most that, and whether it is whole.
-    "patience_s": (0, math.inf, False),
-    "checkpoint_timeout_s": (0, math.inf, False),
-    "idle_timers": (0, math.inf, False),
-    "failover_patience_s": (0, math.inf, False),
+    "patience_s": (0, SECONDS_MAX, False),
+    "checkpoint_timeout_s": (0, SECONDS_MAX, False),
+    "idle_timers": (0, SECONDS_MAX, False),
+    "failover_patience_s": (0, SECONDS_MAX, False),
     "max_stall_s": (0, math.inf, False),
     "max_lost_fraction": (0, 1, False),
     "max_deferred_bytes": (0, math.inf, True),

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import errno
 import os
-from collections.abc import Sequence
-from contextlib import suppress
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, suppress
 
 _BUFFERS_PER_WRITE_MAX = 1024  # IOV_MAX of Linux.
+_FOLDER = os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC
 
 
 def write_file(path: str, buffers: Sequence[memoryview]) -> None:
@@ -61,14 +62,49 @@ def link(source: str, target: str) -> bool:
     return True
 
 
+@contextmanager
+def folder_within(base: str, folder: str) -> Iterator[int]:
+    """
+    Open a folder below a base, and yield its descriptor; no link below the base is followed.
+
+    Args:
+        base: An absolute path, which may be or contain a link.
+        folder: The folder's path relative to it.
+
+    Raises:
+        OSError: It cannot be opened; with `errno.ELOOP`, a part of the path is a link.
+    """
+    place, within = base, os.open(base, _FOLDER)
+    try:
+        for name in filter(None, folder.split("/")):
+            place = os.path.join(place, name)
+            try:
+                found = os.open(name, _FOLDER | os.O_NOFOLLOW, dir_fd=within)
+            except NotADirectoryError:
+                if os.path.islink(place):
+                    raise OSError(errno.ELOOP, os.strerror(errno.ELOOP), place) from None
+                raise
+            os.close(within)
+            within = found
+        yield within
+    finally:
+        os.close(within)
+
+
 def flush_folder(folder: str) -> None:
     """Flush a folder's names to the device."""
-    file = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    file = os.open(folder, _FOLDER)
     try:
-        os.fsync(file)
+        flush_opened(file)
+    finally:
+        os.close(file)
+
+
+def flush_opened(folder: int) -> None:
+    """Flush the names of a folder, by its descriptor, to the device."""
+    try:
+        os.fsync(folder)
     except OSError as error:
         # Some mounted file systems cannot flush folders; their names are durable at once or never.
         if error.errno not in (errno.EINVAL, errno.ENOTSUP):
             raise
-    finally:
-        os.close(file)

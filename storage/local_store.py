@@ -8,6 +8,9 @@ flushed as well, and every new folder above it, so that an acknowledged object s
 If the folder's disk is unmounted, the folder below the mount point is not this store: nothing is acknowledged, and
 nothing counts as absent (I11), until it is mounted again.
 
+Below the base no link of a folder is followed: whoever writes one there, such as another user of a shared disk, would
+have this process delete or overwrite files elsewhere. Nothing but a regular file is read: a pipe would block.
+
 Files that a crash leaves in `.tmp` are never listed and only take space; `remove_leftovers` deletes them.
 An empty folder may be removed at any time: a `put` that needs it makes it again.
 """
@@ -20,19 +23,22 @@ import re
 import stat
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager, suppress
+from itertools import groupby
 from pathlib import Path
 from typing import TypeVar
 
 from storage.clock import Clock, IdSource, SystemClock, SystemIds
 from storage.errors import DstlError, InvalidInputError, NotFoundError, UnavailableError
-from storage.local_files import flush_folder, link, read_at, write_file
+from storage.local_files import flush_folder, flush_opened, folder_within, link, read_at, write_file
 from storage.model import ObjectInfo
 from storage.mounts import check_folder, check_mounted, mount_point_of
 from storage.object_store import (
+    KEY_CHARS_MAX,
     ObjectData,
     buffers_of,
     check_range_size,
     check_refused_put,
+    check_whole_size,
     probe,
     validate_key,
     validate_prefix,
@@ -54,6 +60,7 @@ _ADVICE = {
     errno.EROFS: "the file system is mounted read-only; mount it writable",
     errno.EMFILE: "too many files are open in this process; raise its limit",
     errno.ESTALE: "the mount is stale; mount it again",
+    errno.ELOOP: "a folder of the storage is a link, which is not followed; put the folder itself there, or mount it",
 }
 
 
@@ -108,7 +115,7 @@ class LocalStore:
             temporary = os.path.join(self._temporary, self._ids.unique_id())
             try:
                 write_file(temporary, buffers_of(data))
-                is_new = self._name(temporary, target, if_absent=if_absent)
+                is_new = self._name(temporary, key, target, if_absent=if_absent)
             finally:
                 with suppress(OSError):
                     os.unlink(temporary)
@@ -120,7 +127,7 @@ class LocalStore:
 
     def get(self, key: str) -> bytes:
         """Read a file."""
-        return self._read(key, lambda file: read_at(file, 0, os.fstat(file).st_size))
+        return self._read(key, lambda file: read_at(file, 0, check_whole_size(key, os.fstat(file).st_size)))
 
     def get_range(self, key: str, offset: int, size: int) -> bytes:
         """Read a part of a file."""
@@ -139,15 +146,16 @@ class LocalStore:
 
     def delete(self, keys: Iterable[str]) -> None:
         """Delete files and flush their folders, so that a loss of power does not bring them back."""
-        folders: dict[str, str] = {}
-        for key in keys:
-            path = self._path(key)
-            with suppress(NotFoundError), _translated(key, "delete"):
-                os.unlink(path)
-                folders[os.path.dirname(path)] = key
-        for folder, key in folders.items():
-            with suppress(NotFoundError), _translated(key, "delete"):
-                flush_folder(folder)
+        changed: dict[str, None] = {}
+        for folder, within in groupby(map(validate_key, keys), os.path.dirname):
+            with suppress(NotFoundError), _translated(folder, "delete"), folder_within(self._base, folder) as place:
+                for key in within:
+                    with suppress(NotFoundError), _translated(key, "delete"):
+                        os.unlink(os.path.basename(key), dir_fd=place)
+                        changed[folder] = None
+        for folder in changed:
+            with suppress(NotFoundError), _translated(folder, "delete"), folder_within(self._base, folder) as place:
+                flush_opened(place)
         check_mounted(self._mount_point)
 
     def check_writable(self) -> None:
@@ -184,18 +192,18 @@ class LocalStore:
         """
         newest_ms = self._clock.now_ms() - age_min_ms
         removed = 0
-        for name in self._names(f"{parent}/"):
-            folder = os.path.join(self._path(parent), name)
-            with suppress(OSError):  # not empty, gone, or no folder
-                if os.stat(folder).st_mtime_ns // 1_000_000 <= newest_ms:
-                    os.rmdir(folder)
-                    removed += 1
+        with suppress(NotFoundError), _translated(parent, "delete"), folder_within(self._base, parent) as place:
+            for name in os.listdir(place):
+                with suppress(OSError):  # not empty, gone, or no folder
+                    if os.stat(name, dir_fd=place, follow_symlinks=False).st_mtime_ns // 1_000_000 <= newest_ms:
+                        os.rmdir(name, dir_fd=place)
+                        removed += 1
         return removed
 
-    def _name(self, temporary: str, target: str, *, if_absent: bool) -> bool:
+    def _name(self, temporary: str, key: str, target: str, *, if_absent: bool) -> bool:
         """Give a file its name, making the folder again if it was just removed; return whether the name was free."""
         for _ in range(_FOLDER_TRIES):
-            with suppress(FileNotFoundError):
+            with suppress(FileNotFoundError), folder_within(self._base, os.path.dirname(key)):
                 if if_absent:
                     return link(temporary, target)
                 os.rename(temporary, target)
@@ -210,7 +218,7 @@ class LocalStore:
         path = self._path(key)
         try:
             with _translated(key, "read"):
-                file = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+                file = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
                 try:
                     if not stat.S_ISREG(os.fstat(file).st_mode):
                         raise _not_found(key)
@@ -223,6 +231,8 @@ class LocalStore:
 
     def _make_folder(self, folder: str) -> None:
         """Make a folder and its parents up to the base, and flush each new name to the device."""
+        if folder != self._base and os.path.islink(folder):
+            raise OSError(errno.ELOOP, os.strerror(errno.ELOOP), folder)
         if folder in self._durable and os.path.isdir(folder):
             return
         parent = os.path.dirname(folder)
@@ -241,7 +251,8 @@ class LocalStore:
             if not key.startswith(prefix):
                 continue
             if name.endswith("/"):
-                if key > start_after or start_after.startswith(key):
+                # What is below a path that is longer than any key is no object, however deep it is.
+                if len(key) <= KEY_CHARS_MAX and (key > start_after or start_after.startswith(key)):
                     yield from self._walk(key, prefix, start_after)
             elif key > start_after:
                 # Deleted meanwhile, or a foreign file whose name is not a key.
@@ -256,7 +267,7 @@ class LocalStore:
     def _names(self, folder: str) -> Sequence[str]:
         """Return a folder's entries in the order of keys: a folder's name sorts with its '/'."""
         try:
-            with os.scandir(os.path.join(self._base, folder)) as found:
+            with folder_within(self._base, folder) as place, os.scandir(place) as found:
                 names = sorted(
                     f"{item.name}/" if item.is_dir(follow_symlinks=False) else item.name
                     for item in found

@@ -26,6 +26,7 @@ from storage.errors import (
     UnavailableError,
 )
 from storage.model import ObjectInfo
+from storage.validation import OBJECT_BYTES_MAX
 
 ObjectData: TypeAlias = BytesLike | Sequence[BytesLike]
 """The bytes of an object: one buffer, or several that are written back to back."""
@@ -55,7 +56,12 @@ class ObjectReader(Protocol):
         """The URL with which `open_store` opens this store. Contains no secret."""
 
     def get(self, key: str) -> bytes:
-        """Return all bytes of an object; `NotFoundError` if it does not exist."""
+        """
+        Return all bytes of an object; `NotFoundError` if it does not exist.
+
+        Raises:
+            CorruptDataError: It is larger than any object that is read as a whole.
+        """
 
     def get_range(self, key: str, offset: int, size: int) -> bytes:
         """
@@ -153,6 +159,22 @@ def check_range_size(key: str, data: bytes, offset: int, size: int) -> bytes:
     return data
 
 
+def check_whole_size(key: str, size_bytes: int) -> int:
+    """
+    Return the size of an object that is about to be read as a whole.
+
+    Raises:
+        CorruptDataError: Nothing that this project reads at once is as large; it would take the process's memory.
+    """
+    if size_bytes > OBJECT_BYTES_MAX:
+        raise CorruptDataError(
+            f"object {key} is damaged: it has {size_bytes} bytes, and none of its kind has more than "
+            f"{OBJECT_BYTES_MAX}",
+            key=key,
+        )
+    return size_bytes
+
+
 def buffers_of(data: ObjectData) -> Sequence[memoryview]:
     """Return the bytes to write as flat views, without copying them."""
     buffers = [data] if isinstance(data, bytes | bytearray | memoryview) else data
@@ -204,6 +226,8 @@ def is_readable(store: ObjectReader, key: str) -> bool:
         store.get(key)
     except NotFoundError:
         return False
+    except CorruptDataError:  # too large to be read, but there
+        return True
     return True
 
 

@@ -28,6 +28,7 @@ from storage.object_store import (
     buffers_of,
     check_range_size,
     check_refused_put,
+    check_whole_size,
     in_order,
     joined,
     probe,
@@ -219,6 +220,7 @@ class S3Store:
                 self._check_answer("read", key, answer, "ETag")
                 # As a context manager, a body returns urllib3's stream, which checks neither length nor checksum.
                 with closing(answer["Body"]) as body, suppress(*repeated):
+                    check_whole_size(key, answer.get("ContentLength", 0))
                     data: bytes = body.read()
                     return data
 

@@ -20,7 +20,6 @@ import subprocess
 import sys
 import time
 from collections.abc import Collection, Mapping, Sequence
-from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -159,8 +158,14 @@ class AutoStartedSidecar:
                 f"the process on {self.socket_path} does not answer, and is not the sidecar that was started here "
                 f"(see {self.pid_path}): kill it by hand"
             )
-        with suppress(ProcessLookupError):
+        try:
             os.kill(hung, signal.SIGKILL)
+        except PermissionError as error:  # a user in `trusted_uids` may run the sidecar
+            raise UnavailableError(
+                f"the sidecar hangs, and its process {hung} is another user's: have that user kill it, or root"
+            ) from error
+        except ProcessLookupError:
+            pass
         deadline = time.monotonic() + _END_TIMEOUT_S
         while _runs(hung):
             if time.monotonic() > deadline:

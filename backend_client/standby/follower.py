@@ -16,16 +16,16 @@ from __future__ import annotations
 import logging
 import os
 import shutil
-import sys
 import time
 from collections.abc import Callable
 from contextlib import suppress
+from logging.handlers import RotatingFileHandler
 from pathlib import Path
 
 from backend_client.service.job_session import connect_as
 from backend_client.service.restore import advance_to_base
 from backend_client.standby.copy_client import CopyClient, NoRoomError, WantedError
-from backend_client.standby.orders import LOCK, ORDER, STATUS, Order, StandbyStatus, TableName, read_order, write
+from backend_client.standby.orders import LOCK, LOG, ORDER, STATUS, Order, StandbyStatus, TableName, read_order, write
 from backend_client.standby.upkeep import (
     NO_ROOM_S,
     SILENCE_S_MAX,
@@ -45,6 +45,9 @@ from storage.errors import InvalidInputError, UnavailableError
 
 logger = logging.getLogger("backend_client")
 
+LOG_BYTES_MAX = 4 << 20
+"""Size at which the log is begun anew; the one before is kept."""
+
 _NICENESS = 10
 _PATIENCE_S = 5.0
 _LOOK_S = 0.1
@@ -54,7 +57,7 @@ _IDLE_S = 600
 
 def run(folder: Path) -> int:
     """Follow the orders in a folder until the job has ended; return the process's exit code."""
-    logging.basicConfig(level=logging.INFO, stream=sys.stderr, format="%(asctime)s %(levelname)s %(message)s")
+    logging.basicConfig(level=logging.INFO, handlers=[log_of(folder)])
     os.nice(_NICENESS)
     order = read_order(folder)
     if order is None:
@@ -69,6 +72,15 @@ def run(folder: Path) -> int:
             with suppress(OSError):
                 (folder / name).unlink()
     return 0
+
+
+def log_of(folder: Path) -> logging.Handler:
+    """Return what writes to the log in a folder; of a follower that runs for months, the newest lines stay."""
+    handler: logging.Handler = logging.StreamHandler()
+    with suppress(OSError):  # the folder is missing: whoever gave it by hand is told so
+        handler = RotatingFileHandler(folder / LOG, maxBytes=LOG_BYTES_MAX, backupCount=1, encoding="utf-8")
+    handler.setFormatter(logging.Formatter("%(asctime)s %(levelname)s %(message)s"))
+    return handler
 
 
 class Follower:
@@ -106,6 +118,11 @@ class Follower:
         """The complete copies."""
         return dict(self._copies)
 
+    @property
+    def remembered(self) -> int:
+        """The number of facts about tables that are held."""
+        return len(self._copies) + len(self._no_room_until_s) + len(self._said)
+
     def run(self, order: Order) -> None:
         """Follow this order and the ones after it; return when the job has ended, or the sidecar is gone or another."""
         ordered_s = self._clock_s()
@@ -129,8 +146,11 @@ class Follower:
 
     def round(self, order: Order) -> None:
         """Bring all copies of an order forward, and make at most one that is missing."""
-        of_order = ((name, copy) for name, copy in self._copies.items() if name in order.tables)
+        ordered = frozenset(order.tables)  # after a change of parallelism, tables have other names
+        of_order = ((name, copy) for name, copy in self._copies.items() if name in ordered)
         self._copies = {name: copy for name, copy in of_order if copy.is_of(order.base)}
+        self._said = {name: what for name, what in self._said.items() if name in ordered}
+        self._no_room_until_s = {name: at for name, at in self._no_room_until_s.items() if name in ordered}
         self._give_up_too_many(order)
         self._stepping_s, is_silent = 0.0, False
         for name in in_turn(self._wanted(order), self._copies):

@@ -6,7 +6,7 @@ The orders to a follower, and its answers: small files in `local_dir`, each repl
       turn           held by the task that looks after the follower
       order.json     written by tasks: the newest checkpoint, and the tables of which this host keeps copies
       status.json    written by the follower: how far it is
-      log            what the follower says
+      log, log.1     what the follower says, a few megabytes at most
       pid            its process id
 
 The driver decides which host keeps which copies. Its plan travels with every batch to all tasks, and the first task of

@@ -15,6 +15,7 @@ from dstl_service.formats.checksummed_json import reading, stamp, unstamp
 from dstl_service.formats.fork_origin import origin_from_json, origin_to_json
 from dstl_service.wire import BRANCH_GENERATIONS, ForkOrigin
 from storage.errors import CorruptDataError, NewerFormatError, UnavailableError
+from storage.key_groups import KeyGroupRange
 from storage.stored_json import text_of, whole_number
 
 JOB_FORMAT, FORKED_JOB_FORMAT, REWRITTEN_JOB_FORMAT = 1, 2, 3
@@ -200,9 +201,8 @@ def decode_job(data: bytes, key: str) -> JobRecord:
     with reading(key, object_key=key):
         document = unstamp(data)
         NewerFormatError.check(key, int(document["format"]), REWRITTEN_JOB_FORMAT, object_key=key)
-        if not isinstance(document["uid"], str) or not isinstance(document["max_parallelism"], int):
-            raise TypeError("uid or max_parallelism is missing")
-        return JobRecord(document["uid"], document["max_parallelism"], origin_from_json(document.get("origin")))
+        groups = KeyGroupRange(0, whole_number(document["max_parallelism"]) - 1)
+        return JobRecord(text_of(document["uid"]), len(groups), origin_from_json(document.get("origin")))
 
 
 def epoch_prefix(folder: str) -> str:

@@ -11,9 +11,10 @@ an older driver's write conflicts with it (I4). No I/O.
 from __future__ import annotations
 
 import enum
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import asdict, dataclass, replace
-from typing import Any
+from functools import partial
+from typing import Any, TypeVar
 
 from dstl_service.formats.checkpoint_header import CheckpointHeader
 from dstl_service.formats.checksummed_json import reading, seal, unseal
@@ -24,9 +25,13 @@ from storage.errors import CorruptDataError
 from storage.key_groups import KeyGroupRange
 from storage.model import MaterializationHandle, SegmentEntry, SegmentHandle
 from storage.stored_json import text_of, whole_number
+from storage.validation import validate_name
 
 FORMAT = 1
 COMPLETE_EVERY = 20
+
+_NAME = partial(validate_name, "operator")
+_T = TypeVar("_T")
 
 
 class ManifestKind(enum.StrEnum):
@@ -243,24 +248,47 @@ def operators_to_json(operators: Iterable[OperatorInfo]) -> list[dict[str, Any]]
 
 
 def operators_from_json(documents: Iterable[dict[str, Any]]) -> tuple[OperatorInfo, ...]:
-    """Read the result of `operators_to_json`."""
+    """Read the result of `operators_to_json`; raises as `reading` expects if a value has another type or bound."""
     return tuple(
         OperatorInfo(
-            document["name"],
-            document["parallelism"],
-            document["key_schema"],
-            {name: StateInfo(**state) for name, state in document["states"].items()},
-            document.get("time_mode"),
-            document.get("output_mode"),
-            document.get("kind"),
-            document.get("published"),
-            [RowsSetAside(**rows) for rows in document.get("set_aside", ())],
-            document.get("called"),
-            document.get("renamed_from"),
+            validate_name("operator", document["name"]),
+            len(KeyGroupRange(0, whole_number(document["parallelism"]) - 1)),
+            text_of(document["key_schema"]),
+            {text_of(name): _state_from_json(state) for name, state in document["states"].items()},
+            _or_none(text_of, document.get("time_mode")),
+            _or_none(text_of, document.get("output_mode")),
+            _or_none(text_of, document.get("kind")),
+            _or_none(whole_number, document.get("published")),
+            [_rows_from_json(rows) for rows in document.get("set_aside", ())],
+            _or_none(_NAME, document.get("called")),
+            _or_none(_NAME, document.get("renamed_from")),
             [CheckpointRef.parse(text) for text in document.get("recent", ())],
         )
         for document in documents
     )
+
+
+def _or_none(read: Callable[[Any], _T], value: Any) -> _T | None:
+    return None if value is None else read(value)
+
+
+def _state_from_json(document: dict[str, Any]) -> StateInfo:
+    state = StateInfo(**document)
+    whole_number(state.id)
+    for text in (state.kind, state.schema, *state.earlier):
+        text_of(text)
+    _or_none(whole_number, state.ttl_ms)
+    return state
+
+
+def _rows_from_json(document: dict[str, Any]) -> RowsSetAside:
+    rows = RowsSetAside(**document)
+    times = (rows.timestamp_ms, rows.watermark_ms, rows.previous_watermark_ms, rows.closed_ms)
+    if any(time is not None and type(time) is not int for time in times) or type(rows.is_lost) is not bool:
+        raise TypeError(f"{str(document)[:80]} are no rows set aside")
+    for number in (rows.checkpoint_id, rows.rows, rows.size_bytes, len(rows.key_groups)):
+        whole_number(number)
+    return rows
 
 
 def group_by_object(handles: Iterable[SegmentHandle]) -> list[dict[str, Any]]:

@@ -25,6 +25,8 @@ CONNECT_WITHIN_S = 3.0
 """How long a task waits for its host's link; without one it makes its change sets durable itself."""
 UNUSED_S = 86_400.0
 """A link that no task asked for in this time is given up; a batch may take hours after its tasks."""
+LINKS_MAX = 2_000
+"""Links of one host, far more than it has jobs at a time: each has a task, and a connection that it tries again."""
 _AGAIN_FIRST_S, _AGAIN_S, _AGAIN_MAX_S = 0.1, 3.0, 60.0
 _AGAIN_PART = 10
 """After a long time without a connection, it is tried again after this part of it: most such drivers have ended."""
@@ -75,6 +77,7 @@ class LinkDialer:
         if link is None or link.address != address:
             pinned_context(address.certificate)  # an error is the caller's
             self.forget(job)
+            self._make_room()
             link = self._links[job] = _Link(address, loop.time())
             link.task = loop.create_task(self._keep(job, link))
         link.asked_s = loop.time()
@@ -106,6 +109,11 @@ class LinkDialer:
         raise UnavailableError(f"the link to the coordinator of job {job!r} has ended; ask again", job=job)
 
     @property
+    def jobs(self) -> list[str]:
+        """The jobs that have a link, or for which one is tried."""
+        return list(self._links)
+
+    @property
     def is_linked(self) -> bool:
         """Say whether there is any link: its coordinator may still ask for what this process received."""
         return any(link.connection is not None for link in self._links.values())
@@ -115,6 +123,12 @@ class LinkDialer:
         link = self._links.pop(job, None)
         if link is not None and link.task is not None:
             link.task.cancel()
+
+    def _make_room(self) -> None:
+        """Give up a link for another one if there are too many: one without a connection, asked for longest ago."""
+        if len(self._links) >= LINKS_MAX:
+            asked = ((link.connection is not None, link.asked_s, job) for job, link in self._links.items())
+            self.forget(min(asked)[2])
 
     async def close(self) -> None:
         """End all links."""

@@ -75,16 +75,16 @@ class DeltaSink(Sink):
         columns: object = self.partition_by
         if isinstance(columns, str):
             raise InvalidInputError(f"partition_by must be a tuple of columns, such as ({columns!r},)")
-        if not _names_a_folder(self.path):
+        if not (isinstance(self.path, str) and _names_a_folder(self.path)):
             raise InvalidInputError(
                 "path must be s3://bucket/folder or file:///folder, with % and two digits for #, ? and %, and without "
-                f"credentials, not {re.sub('//[^/]*@', '//…@', self.path)!r}"
+                f"credentials, not {re.sub('//[^/]*@', '//…@', str(self.path))!r}"
             )
         if self.is_local and (found := _UNUSABLE.search(self.location)):
             raise InvalidInputError(
                 f"path {self.path!r} names a folder with {found[0]!r}, to which the library cannot write"
             )
-        if self.compression.upper() not in get_args(_Compression):
+        if str(self.compression).upper() not in get_args(_Compression):
             known = ", ".join(get_args(_Compression)).lower()
             raise InvalidInputError(f"compression {self.compression!r} is unknown; use one of {known}")
 

@@ -296,8 +296,8 @@ class SinkPlan:
 
     def __post_init__(self) -> None:
         validate_name("sink", self.name)
-        if not 1 <= self.slots <= 1024:
-            raise InvalidInputError(f"a sink has 1 to 1024 slots, got {self.slots}")
+        if type(self.slots) is not int or not 1 <= self.slots <= 1024:
+            raise InvalidInputError(f"slots of a sink must be a whole number within 1..1024, got {self.slots!r}")
 
     @property
     def system(self) -> str:

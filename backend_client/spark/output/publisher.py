@@ -18,7 +18,9 @@ from collections import deque
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
+from math import inf
 
+from backend_client.settings import SECONDS_MAX
 from backend_client.sinks.slot_publishing import Target
 from dstl_service.wire import RECENT_MAX, OperatorInfo
 from storage.errors import ConflictError, DstlError, FencedError, InvalidInputError, UnavailableError
@@ -51,9 +53,11 @@ class BacklogLimits:
     patience_s: float = 600.0
 
     def __post_init__(self) -> None:
-        for name in ("checkpoints", "size_bytes", "patience_s"):
-            if not getattr(self, name) > 0:
-                raise InvalidInputError(f"{name} of a sink's backlog must be above 0, got {getattr(self, name)!r}")
+        for name, at_most in (("checkpoints", inf), ("size_bytes", inf), ("patience_s", SECONDS_MAX)):
+            value = getattr(self, name)
+            if isinstance(value, bool) or not isinstance(value, int | float) or not 0 < value <= at_most:
+                bound = "" if at_most == inf else f" and at most {at_most}"
+                raise InvalidInputError(f"{name} of a sink's backlog must be a number above 0{bound}, got {value!r}")
 
 
 class Publisher:

@@ -123,7 +123,11 @@ def test_impossible_value_is_refused(values: dict[str, Any]) -> None:
 @pytest.mark.parametrize(
     ("values", "told"),
     [
-        ({"patience_s": 0}, "patience_s must be a number above 0, not 0"),
+        ({"patience_s": 0}, "patience_s must be a number above 0 and at most 1000000000, not 0"),
+        ({"patience_s": float("inf")}, "patience_s must be a number above 0 and at most 1000000000, not inf"),
+        ({"checkpoint_timeout_s": 10**20}, "checkpoint_timeout_s must be a number above 0 and at most 1000000000"),
+        ({"failover_patience_s": float("inf")}, "failover_patience_s must be a number above 0 and at most 1000000000"),
+        ({"max_stall_s": 0}, "max_stall_s must be a number above 0, not 0"),
         ({"link_port": "x"}, "link_port must be a whole number of at least 0 and at most 65535, not 'x'"),
         ({"links": "no"}, "links must be True or False, not 'no'"),
         ({"trusted_uids": 1000}, "trusted_uids must be text, not 1000"),

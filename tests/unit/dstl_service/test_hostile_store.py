@@ -29,9 +29,13 @@ COMMANDS = [
     ["fsck", "--rebuild", "job"],
     ["rewind", "--checkpoint", "0", "job"],
     ["audit", "job"],
+    ["losses", "job"],
 ]
 ENTRY: dict[str, Any] = {"at_ms": 1, "who": CLEAR, "act": "open\nforged", "job": "job", "facts": {CLEAR: CLEAR}}
 TOMBSTONE: dict[str, Any] = {"job": "job", "uid": "u", "who": CLEAR, "at_ms": 10**15, "until_ms": 10**15}
+STATE: dict[str, Any] = {"id": 0, "kind": "value", "schema": "{}"}
+ROWS: dict[str, Any] = dict.fromkeys(("checkpoint_id", "first_key_group", "last_key_group", "rows", "size_bytes"), 0)
+OPERATOR: dict[str, Any] = {"name": "op", "parallelism": 2, "key_schema": "{}", "states": {"count": STATE}}
 MANIFEST_KEY = "job/checkpoints/00000000000000000000.000001.json"
 
 
@@ -66,6 +70,7 @@ def manifest(**changed: Any) -> bytes:
         ("@deleted/other.json", DEEP),
         ("job/job.json", DEEP),
         ("job/job.json", json.dumps({"format": 1, "uid": CLEAR, "max_parallelism": 16}).encode()),
+        ("job/job.json", json.dumps({"format": 1, "uid": "u", "max_parallelism": 0}).encode()),
         ("job/epochs/00000000000000000001.json", DEEP),
         ("job/savepoints/a.json", DEEP),
         (MANIFEST_KEY, manifest(created_ms=10**15)),
@@ -87,6 +92,43 @@ def test_commands_survive_hostile_objects(
     assert set(codes) <= {0, 1, 2}
     assert shown.replace("\n", "").isprintable()
     assert "\nforged" not in shown
+
+
+@pytest.mark.parametrize(
+    "changed",
+    [
+        {"name": {}},
+        {"name": CLEAR},
+        {"parallelism": 0},
+        {"parallelism": 10**12},
+        {"parallelism": "2"},
+        {"key_schema": None},
+        {"states": {"count": STATE | {"id": "0"}}},
+        {"states": {"count": STATE | {"schema": []}}},
+        {"states": {"count": STATE | {"earlier": [1]}}},
+        {"states": {"count": STATE | {"ttl_ms": 1.5}}},
+        {"states": {"count": STATE | {"other": 1}}},
+        {"kind": ["sink"]},
+        {"kind": "sink", "published": []},
+        {"set_aside": [ROWS | {"rows": "1"}]},
+        {"set_aside": [ROWS | {"last_key_group": -1}]},
+        {"set_aside": [ROWS | {"closed_ms": "1"}]},
+        {"set_aside": [ROWS | {"is_lost": 1}]},
+        {"called": 1.5},
+        {"renamed_from": {}},
+        {"recent": [1]},
+    ],
+)
+def test_operator_of_wrong_types_is_damaged(
+    store: LocalStore, changed: dict[str, Any], capsys: pytest.CaptureFixture[str]
+) -> None:
+    """A forged operator with a valid checksum is reported with its manifest; no reader meets it in another place."""
+    assert decode_manifest(manifest(operators=[OPERATOR | {"set_aside": [ROWS]}]), "key").operators
+    store.put(MANIFEST_KEY, manifest(operators=[OPERATOR | changed]))
+
+    assert main(["checkpoints", "job", "--storage", store.url]) == 2
+
+    assert f"manifest {MANIFEST_KEY} cannot be read" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize("number", ["-5", "1e999", "1e9", "1" + "0" * 4000, "1" + "0" * 20, "1000", '"1"', "true"])

@@ -4,13 +4,21 @@ from __future__ import annotations
 
 import errno
 import os
+import subprocess
 from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
 
 import pytest
 
-from storage.errors import ConflictError, DstlError, InvalidInputError, UnavailableError
+from storage.errors import (
+    ConflictError,
+    CorruptDataError,
+    DstlError,
+    InvalidInputError,
+    NotFoundError,
+    UnavailableError,
+)
 from storage.local_store import LocalStore
 from storage.testing import FakeClock
 
@@ -52,6 +60,15 @@ def test_range_beyond_two_gibibytes_is_read(store: LocalStore) -> None:
 
     assert store.head("big").size_bytes == size
     assert store.get_range("big", size - 3, 3) == b"end"
+
+
+def test_object_of_any_size_is_not_read_at_once(store: LocalStore) -> None:
+    """Another writer of the storage makes a file of a terabyte in no time; as a document it would take all memory."""
+    store.put("job/job.json", b"")
+    os.truncate(f"{store.url.removeprefix('file://')}/job/job.json", 1 << 40)
+
+    with pytest.raises(CorruptDataError, match=r"object job/job\.json is damaged: it has 1099511627776 bytes"):
+        store.get("job/job.json")
 
 
 @pytest.mark.parametrize("if_absent", [True, False])
@@ -265,6 +282,66 @@ def test_files_of_strangers_are_not_listed(store: LocalStore, tmp_path: Path) ->
     (tmp_path / "base" / "a" / ".nfs0001").write_bytes(b"x")
     (tmp_path / "base" / "loop").symlink_to(tmp_path / "base")
     assert [info.key for info in store.list("")] == ["a/1"]
+
+
+def test_links_of_folders_are_not_followed(store: LocalStore, tmp_path: Path) -> None:
+    """C28: a link that another writer of the storage planted leads no listing, deletion or put to files elsewhere."""
+    store.put("job/segments/host/1", b"x")
+    elsewhere = tmp_path / "elsewhere"
+    os.rename(tmp_path / "base" / "job" / "segments", elsewhere)
+    (tmp_path / "base" / "job" / "segments").symlink_to(elsewhere)
+
+    for call in (
+        lambda: list(store.list("job/segments/")),
+        lambda: list(store.list("job/segments/host/")),
+        lambda: store.delete(["job/segments/host/1"]),
+        lambda: store.put("job/segments/host/1", b"y"),
+        lambda: LocalStore(tmp_path / "base").put("job/segments/new/1", b"y"),
+        lambda: store.remove_empty_folders("job/segments", -1),
+    ):
+        with pytest.raises(UnavailableError, match="is a link, which is not followed"):
+            call()
+
+    assert [path.read_bytes() for path in elsewhere.rglob("*") if path.is_file()] == [b"x"]
+
+
+def test_base_may_be_a_link(tmp_path: Path) -> None:
+    """The administrator, who names the folder, may name a link to it."""
+    (tmp_path / "disk").mkdir()
+    (tmp_path / "base").symlink_to(tmp_path / "disk")
+    store = LocalStore(tmp_path / "base")
+    store.put("a/1", b"x")
+
+    assert [info.key for info in store.list("")] == ["a/1"]
+    store.delete(["a/1"])
+    assert not list(store.list(""))
+
+
+def test_pipe_blocks_no_reader(store: LocalStore, tmp_path: Path) -> None:
+    """A pipe in the place of an object is no object; opening it would wait for ever for somebody to write."""
+    store.put("job/1", b"x")
+    os.mkfifo(tmp_path / "base" / "job" / "2")
+
+    for read in (store.get, store.head, lambda key: store.get_range(key, 0, 1)):
+        with pytest.raises(NotFoundError):
+            read("job/2")
+    assert [info.key for info in store.list("job/")] == ["job/1"]
+
+
+def test_deep_folders_end_no_listing(store: LocalStore, tmp_path: Path) -> None:
+    """Folders that are deeper than any key are passed over, whoever made them."""
+    store.put("job/z", b"x")
+    place = os.open(tmp_path / "base" / "job", os.O_RDONLY)
+    for _ in range(1100):
+        os.mkdir("a", dir_fd=place)
+        inner = os.open("a", os.O_RDONLY, dir_fd=place)
+        os.close(place)
+        place = inner
+    os.close(place)
+    try:
+        assert [info.key for info in store.list("job/")] == ["job/z"]
+    finally:  # too deep for Python
+        subprocess.run(["rm", "-rf", str(tmp_path / "base" / "job" / "a")], check=True)
 
 
 def test_two_stores_share_a_folder(store: LocalStore, tmp_path: Path) -> None:

@@ -98,6 +98,15 @@ def test_answer_becomes_error(
     assert "known-secret" not in f"{caught.value} {store!r}"
 
 
+def test_object_of_any_size_is_not_read_at_once(store: S3Store, server: Stubber) -> None:
+    """Another writer of the bucket may put five terabytes under a document's key; they would take all memory."""
+    body = _Body(b"", AssertionError("it is read"))
+    server.add_response("get_object", {**FOUND, "Body": body, "ContentLength": 5 << 40})
+
+    with pytest.raises(CorruptDataError, match="none of its kind has more than"):
+        store.get("a/b")
+
+
 def test_missing_object_is_told_from_a_missing_server(store: S3Store, server: Stubber) -> None:
     """I11: deletions rely on absence. Only a HEAD has no body with S3's code; for others a bare 404 is a proxy's."""
     server.add_client_error("head_object", service_error_code="404", http_status_code=404)

@@ -578,9 +578,13 @@ def test_comparisons_are_constraints_like_others(sink: DeltaSink) -> None:
 
 
 @pytest.mark.parametrize(
-    "path", ["file:///data/a#1", "file:///data/a?b", "file://data/a", "file:relative", "s3://b/a#1", "s3:///a", "/data"]
+    "path",
+    [
+        *("file:///data/a#1", "file:///data/a?b", "file://data/a", "file:relative", "s3://b/a#1", "s3:///a", "/data"),
+        *(Path("/data"), None),
+    ],
 )
-def test_paths_that_the_library_takes_for_others_are_refused(path: str) -> None:
+def test_paths_that_the_library_takes_for_others_are_refused(path: Any) -> None:
     """It leaves out what follows a `#`, and a host: records would go to another folder."""
     with pytest.raises(InvalidInputError, match="path must be s3://bucket/folder or file:///folder"):
         DeltaSink(path)

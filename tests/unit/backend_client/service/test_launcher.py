@@ -274,6 +274,25 @@ def test_sidecar_of_another_storage_is_left_alone(service: AutoStartedSidecar) -
     service.ensure()  # the fixture ends it
 
 
+def test_hung_sidecar_of_a_trusted_user_is_left_to_that_one(
+    service: AutoStartedSidecar, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The error says who can end it; a bare "operation not permitted" would not."""
+    service.ensure()
+    pid = pid_of(service)
+
+    def refuse(*_: object) -> None:
+        raise PermissionError(1, "Operation not permitted")
+
+    os.kill(pid, signal.SIGSTOP)
+    try:
+        with monkeypatch.context() as patched, pytest.raises(UnavailableError, match=f"{pid} is another user's"):
+            patched.setattr(os, "kill", refuse)
+            replace(service, answer_timeout_s=0.5).ensure()
+    finally:
+        os.kill(pid, signal.SIGKILL)
+
+
 def test_failed_start_shows_log() -> None:
     """The error for a sidecar that cannot start shows the end of its log."""
     with tempfile.TemporaryDirectory(prefix="dl") as folder, pytest.raises(UnavailableError, match="unknown store URL"):

@@ -23,7 +23,7 @@ from backend_client.spark.output.outputs import SinkOutput, SinkPlan
 from backend_client.spark.output.publisher import BacklogLimits, Publisher
 from backend_client.spark.shipping import Parcel
 from dstl_service.wire import SINK, CheckpointInfo, CheckpointRef, OperatorInfo
-from storage.errors import UnavailableError
+from storage.errors import InvalidInputError, UnavailableError
 from tests.unit.backend_client.sinks.test_slot_publishing import MemorySink
 
 FIRST, LAST = OperatorInfo("first", 4, "{}", {}), OperatorInfo("last", 4, "{}", {}, called="renamed")
@@ -154,6 +154,13 @@ def test_a_refusal_without_a_text_is_one() -> None:
         assert made.unpublished == 1
     finally:
         made.close()
+
+
+@pytest.mark.parametrize("slots", [0, 1025, 2.5, "4", True, None])
+def test_slots_are_a_number(slots: Any) -> None:
+    """A wrong number is refused with the bounds, where it is given."""
+    with pytest.raises(InvalidInputError, match=r"slots of a sink must be a whole number within 1\.\.1024, got"):
+        SinkPlan(Silent(), "output", slots, StructType())
 
 
 class Forgetful(MemorySink):

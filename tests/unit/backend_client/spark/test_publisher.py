@@ -5,6 +5,7 @@ from __future__ import annotations
 import threading
 from collections.abc import Iterator
 from dataclasses import replace
+from typing import Any
 
 import pytest
 
@@ -225,11 +226,17 @@ def test_closed_publisher_stops(system: System, publisher: Publisher) -> None:
         publisher.drain()
 
 
-@pytest.mark.parametrize("wrong", [{"checkpoints": 0}, {"size_bytes": -1}, {"patience_s": 0.0}])
-def test_limits_are_checked(wrong: dict[str, float]) -> None:
-    """Bad input names the bound."""
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        *({"checkpoints": 0}, {"checkpoints": "8"}, {"size_bytes": -1}, {"size_bytes": True}),
+        *({"patience_s": 0.0}, {"patience_s": None}, {"patience_s": float("nan")}, {"patience_s": float("inf")}),
+    ],
+)
+def test_limits_are_checked(wrong: dict[str, Any]) -> None:
+    """Bad input names the bound; the end of a query with an infinite one would fail, and release nothing."""
     with pytest.raises(InvalidInputError, match=next(iter(wrong))):
-        BacklogLimits(**wrong)  # type: ignore[arg-type]
+        BacklogLimits(**wrong)
 
 
 @pytest.mark.parametrize("is_other", [True, False])

@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 from backend_client.settings import BackendSettings
 from backend_client.standby.copy_client import NoRoomError
-from backend_client.standby.follower import Follower
+from backend_client.standby.follower import LOG_BYTES_MAX, Follower, log_of
 from backend_client.standby.orders import Order, TableName
 from backend_client.standby.upkeep import NO_ROOM_S
 from dstl_service.wire import BRANCH_GENERATIONS, CheckpointRef
@@ -68,3 +70,29 @@ def test_copy_of_what_a_rewind_gave_up_is_made_again(tmp_path: Path) -> None:
     assert (follower.copies[NAME].checkpoint_id, follower.copies[NAME].branch) == (4, rewound.branch)
     follower.round(order_of(tmp_path, 2, rewound))
     assert client.asked == 2
+
+
+def test_log_of_a_year_is_bounded(tmp_path: Path) -> None:
+    """Tables beyond `standby_bytes_max` are refused for good, every ten minutes at another size: a line for each."""
+    handler = log_of(tmp_path)
+    text = "x" * 10_000
+    for number in range(3 * LOG_BYTES_MAX // len(text)):
+        handler.handle(logging.makeLogRecord({"msg": f"{number} {text}"}))
+    handler.close()
+
+    files = sorted(tmp_path.iterdir())
+    assert [file.name for file in files] == ["log", "log.1"]
+    assert all(file.stat().st_size <= LOG_BYTES_MAX for file in files)
+    assert f"{number} {text}" in files[0].read_text()
+
+
+def test_tables_of_a_former_parallelism_are_forgotten(tmp_path: Path) -> None:
+    """A job that is rescaled for a year leaves nothing of its former tables in the follower's memory."""
+    follower = Follower(tmp_path, CrampedClient(), lambda: 0.0)  # type: ignore[arg-type]
+    sizes = []
+    for last in range(10, 30):
+        order = order_of(tmp_path, 1, CheckpointRef(7, 0, "u"))
+        follower.round(replace(order, tables=(TableName("op", KeyGroupRange(0, last)),)))
+        sizes.append(follower.remembered)
+
+    assert set(sizes) == {2}

@@ -52,3 +52,25 @@ def test_coordinator_that_has_ended_is_seldom_tried(monkeypatch: pytest.MonkeyPa
     monkeypatch.setattr(module, "pinned_context", tried)
     with asyncio.Runner(loop_factory=lambda: VirtualLoop(lambda call, future: future.set_result(call()))) as runner:
         runner.run(main())
+
+
+def test_jobs_of_any_number_leave_few_links(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A writer of jobs with a prefix may ask for links of any number of them; those asked for last are kept."""
+    _, certificate = make_server_context()
+    monkeypatch.setattr(module, "LINKS_MAX", 3)
+
+    async def main() -> None:
+        with socket.socket() as unused:
+            unused.bind(("127.0.0.1", 0))
+            address = LinkAddress("127.0.0.1", unused.getsockname()[1], certificate, "token")
+            dialer = LinkDialer("host", answer, LinkRoom())
+            before = len(asyncio.all_tasks())
+            for number in range(10):
+                await dialer.ensure(f"job-{number}", address)
+            await asyncio.sleep(1)
+            assert len(asyncio.all_tasks()) == before + 3
+            assert dialer.jobs == ["job-7", "job-8", "job-9"]
+            await dialer.close()
+
+    with asyncio.Runner(loop_factory=lambda: VirtualLoop(lambda call, future: future.set_result(call()))) as runner:
+        runner.run(main())

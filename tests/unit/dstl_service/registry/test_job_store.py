@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 
 import pytest
 
@@ -316,6 +317,18 @@ class TestCreate:
         assert new.claim("new")[1] == first
 
         assert completed(old, epoch, 0, uid="same") == first
+
+    def test_stored_content_counts_after_lost_response(self) -> None:
+        """I3: a coordinator that repeats another one's call goes on from what is stored, not from its own plan."""
+        store = MemoryStore()
+        former, present = opened(store, host=1), opened(store, host=2)
+        epoch, _ = former.claim("driver")
+        planned = manifest(0, epoch, None, uid="same", job_uid=former.job_uid)
+        first, _ = former.create_manifest(planned)
+
+        again, _ = present.create_manifest(replace(planned, kind=ManifestKind.COMPLETE, created_ms=5))
+
+        assert again == first
 
     def test_repeated_batch_alters_nothing(self) -> None:
         """I3: a batch that this owner already completed is not completed again with other content."""

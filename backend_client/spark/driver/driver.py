@@ -220,6 +220,7 @@ class BatchRunner:
                 self._report(progress)
                 self._autoscaler.after(progress)
                 rehearse(self._spark)
+                self.rescaling.batch_ended()
                 return
 
     def _execute(self, frame: DataFrame, batch_id: int, tries: int, *, must_wait: bool) -> BatchProgress:

@@ -3,9 +3,12 @@ Changes the parallelism of operators while their query runs.
 
 A request first prepares the tables of the new partitions beside the batches: a few at a time, on the executors on which
 the new anchors place them, twice, so that the second pass only adds the changes of the batches meanwhile. The next
-batch then runs with the new parallelism, and its tables lack only the changes since the second pass. After each step
-there is a pause twice as long as its tasks took, so that batches have the executors for themselves for two thirds of
-the time. Their wait for a core does not count: where batches leave none free, the query needs the partitions most.
+batch then runs with the new parallelism, and its tables lack only the changes since the second pass.
+
+A step begins when a batch has ended: until Spark has planned the next one, its executors have nothing to do. In the
+middle of a batch the step would hold a core for which that batch waits. After each step there is a pause twice as long
+as its tasks took, so that batches have the executors for themselves for two thirds of the time. Their wait for a core
+does not count: where batches leave none free, the query needs the partitions most.
 
 A failed preparation costs time, never correctness: the batch that switches then restores its tables itself.
 """
@@ -27,6 +30,8 @@ logger = logging.getLogger("backend_client")
 PASSES = 2
 _PAUSE = 2
 """How long a pause is, in steps."""
+_BATCH_S_MAX = 5.0
+"""A step waits no longer for the end of a batch: one that takes longer hardly notices it, and preparations end."""
 
 Prepare = Callable[[str, int], Iterable[float]]
 """
@@ -57,6 +62,9 @@ class Rescaling:
         self._followed: dict[str, tuple[int, str]] = {}
         self._worker: threading.Thread | None = None
         self._closed = threading.Event()
+        self._between = threading.Event()
+        """Set while no batch runs."""
+        self._between.set()
 
     @property
     def parallelism(self) -> dict[str, int]:
@@ -113,6 +121,7 @@ class Rescaling:
 
     def taken(self, infos: Sequence[OperatorInfo]) -> list[OperatorInfo]:
         """Return the operators with the parallelism of the batch that begins; prepared requests take effect with it."""
+        self._between.clear()
         with self._lock:
             ready, self._ready = self._ready, {}
             for operator, parallelism in ready.items():
@@ -125,10 +134,15 @@ class Rescaling:
             self._current.update(ready)
             return [replace(info, parallelism=self._current[info.label]) for info in infos]
 
+    def batch_ended(self) -> None:
+        """Let a step of a preparation begin: executors have nothing to do until Spark has planned the next batch."""
+        self._between.set()
+
     def close(self) -> None:
         """Accept no request any more; a running preparation ends after its current step."""
         with self._lock:
             self._closed.set()
+            self._between.set()
             self._wanted.clear()
             self._ready.clear()
 
@@ -141,11 +155,10 @@ class Rescaling:
                 operator, parallelism = next(iter(self._wanted.items()))
             table = self._tables[operator]
             try:
-                for seconds in chain.from_iterable(self._prepare(table, parallelism) for _ in range(PASSES)):
+                steps = chain.from_iterable(self._prepare(table, parallelism) for _ in range(PASSES))
+                while self._is_time_for_step(operator, parallelism) and (seconds := next(steps, None)) is not None:
                     logger.debug("tables of operator %s are prepared, in %.1f s", operator, seconds)
                     self._closed.wait(_PAUSE * seconds)
-                    if self._wanted.get(operator) != parallelism:
-                        break
             except Exception:
                 logger.warning(
                     "the tables of operator %s could not be prepared for %d partitions; the next batch restores them",
@@ -157,3 +170,8 @@ class Rescaling:
                 if self._wanted.get(operator) == parallelism:  # else another request came, or the query has ended
                     del self._wanted[operator]
                     self._ready[operator] = parallelism
+
+    def _is_time_for_step(self, operator: str, parallelism: int) -> bool:
+        """Wait for the end of the batch that runs; return whether the preparation is still wanted."""
+        self._between.wait(_BATCH_S_MAX)
+        return self._wanted.get(operator) == parallelism

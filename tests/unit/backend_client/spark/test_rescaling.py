@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
 import pytest
 
+from backend_client.spark.scaling import rescaling as module
 from backend_client.spark.scaling.rescaling import PASSES, Rescaling
 from dstl_service.wire import OperatorInfo
 from storage.errors import InvalidInputError
@@ -39,9 +40,11 @@ class Preparation:
         wait_until(lambda: len(self.steps) == before + steps, what="the steps")
 
 
-def numbers(rescaling: Rescaling) -> list[int]:
-    """Begin a batch; return the parallelism of its operators."""
-    return [info.parallelism for info in rescaling.taken(INFOS)]
+def numbers(rescaling: Rescaling, infos: Sequence[OperatorInfo] = INFOS) -> list[int]:
+    """Run a batch; return the parallelism of its operators."""
+    found = [info.parallelism for info in rescaling.taken(infos)]
+    rescaling.batch_ended()
+    return found
 
 
 def switched(rescaling: Rescaling, expected: list[int]) -> None:
@@ -72,9 +75,7 @@ def test_renamed_operator_is_asked_for_by_its_present_name() -> None:
     renamed = [OperatorInfo("one", 2, "", {}, called="two"), OperatorInfo("two.2", 4, "", {}, called="one")]
     rescaling = Rescaling(renamed, 128, prepare)
     rescaling.follow({"two": 8}, {"two": "a"})
-    wait_until(
-        lambda: [info.parallelism for info in rescaling.taken(renamed)] == [8, 4], what="the batch that switches"
-    )
+    wait_until(lambda: numbers(rescaling, renamed) == [8, 4], what="the batch that switches")
 
     assert prepare.steps == [("one", 8)] * 2 * PASSES
     assert rescaling.parallelism == {"two": 8, "one": 4}
@@ -192,3 +193,30 @@ def test_batches_have_most_of_the_time() -> None:
     pauses = [next_ - end for end, next_ in zip(ended, begun[1:], strict=False)]
     expected = [2 * work_s for work_s in (*works_s, works_s[0])]
     assert all(least <= pause < 1.5 * waits_s for least, pause in zip(expected, pauses, strict=True))
+
+
+def test_step_begins_when_a_batch_has_ended() -> None:
+    """A step would take a core from the batch that runs; after its end, executors wait for the next one."""
+    prepare = Preparation()
+    prepare.may_go_on.release(100)
+    rescaling = Rescaling(INFOS, 128, prepare)
+    rescaling.taken(INFOS)
+    rescaling.request("one", 8)
+    time.sleep(0.2)
+    assert not prepare.steps
+
+    rescaling.batch_ended()
+    switched(rescaling, [8, 4])
+
+
+def test_step_does_not_wait_for_a_long_batch(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Where batches take long, a step in the middle costs them little, and the preparation ends."""
+    monkeypatch.setattr(module, "_BATCH_S_MAX", 0.01)
+    prepare = Preparation()
+    rescaling = Rescaling(INFOS, 128, prepare)
+    rescaling.taken(INFOS)
+    rescaling.request("one", 8)
+    prepare.go_on(2 * PASSES)
+    rescaling.batch_ended()
+
+    switched(rescaling, [8, 4])

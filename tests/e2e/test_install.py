@@ -12,9 +12,10 @@ from pyspark.sql import DataFrame, GroupedData, SparkSession
 from pyspark.sql import functions as F
 
 from backend_client import ChangelogStateBackend
+from backend_client.columnar import Aggregate, Count
 from backend_client.spark.api.plan import StatefulDataFrame
 from storage.errors import InvalidInputError
-from tests.e2e.support import INPUT, OUTPUT, Collected, Totals, random_input, read_input, write_input
+from tests.e2e.support import INPUT, OUTPUT, Collected, Totals, random_input, read_input, run_to_end, write_input
 
 pytestmark = pytest.mark.e2e
 
@@ -142,6 +143,30 @@ def test_chain_of_one_class_is_numbered(spark: SparkSession, make_backend: Backe
             query.stop()
 
     assert sorted(collected.batches) == [0, 1]
+
+
+def test_columnar_operator_follows_an_installed_one(
+    spark: SparkSession, make_backend: Backends, tmp_path: Path
+) -> None:
+    """The installed backend's columnar operators join the chain, in the query's job; those of another are refused."""
+    write_input(tmp_path / "in", FILES)
+    backend, collected = make_backend(), Collected()
+    with backend.install(spark):
+        totals = read_input(spark, tmp_path / "in").groupBy("k").transformWithState(Totals(), OUTPUT, "Update", "None")
+    keys, rows = cast("StatefulDataFrame", totals).groupBy("k"), Aggregate(Count(name="rows"))
+    with pytest.raises(InvalidInputError, match="belong to different backends"):
+        make_backend("other").transform_columns(keys, rows)
+
+    writer = backend.transform_columns(keys, rows).writeStream.outputMode("update").queryName("mixed")
+    run_to_end(writer, tmp_path / "chk", collected)
+
+    given = [{key for key, _ in file} for file in FILES]
+    expected = {
+        batch: sorted(((k, sum(k in file for file in given[: batch + 1])) for k in given[batch]), key=repr)
+        for batch in (0, 1)
+    }
+    assert collected.batches == expected
+    assert {progress.job for progress in backend.recent_progress} == {"job.mixed"}
 
 
 def test_unsupported_use_is_refused(spark: SparkSession, make_backend: Backends, tmp_path: Path) -> None:

@@ -245,7 +245,7 @@ class ChangelogStateBackend:
     def _grouped(self, grouped: GroupedData | StatefulGroupedData) -> StatefulGroupedData:
         """Return an operator's input: a stream or the result of another operator."""
         if isinstance(grouped, StatefulGroupedData):
-            if grouped.jobs is not self._jobs:
+            if not grouped.jobs.are_those_of(self._jobs):
                 raise InvalidInputError(
                     "this operator and the one before it belong to different backends; use one backend for a whole "
                     "chain, because its operators share their checkpoints"

@@ -66,6 +66,10 @@ class QueryJobs:
         jobs._has_one_per_query, jobs._running = True, self._running
         return jobs
 
+    def are_those_of(self, other: QueryJobs) -> bool:
+        """Return whether both are of one backend, however it assigns jobs to its queries."""
+        return self.reports is other.reports
+
     def settings_for(self, query_name: str | None) -> BackendSettings:
         """
         Return the settings, with the job, for a query that is about to start.

@@ -51,10 +51,9 @@ class _Publisher(SlotPublisher):
         self._connection = _connect(path)
         with self._connection as transaction:
             transaction.execute("insert or ignore into slots values (?, ?, ?, 0, null)", self._key)
-            transaction.execute(
-                "update slots set opened = opened + 1 where (sink, job_uid, slot) = (?, ?, ?)", self._key
-            )
-        self._opened = self._row()[0]
+            # Read in a transaction of its own, it could be the number of a publisher that opened the slot just now.
+            update = "update slots set opened = opened + 1 where (sink, job_uid, slot) = (?, ?, ?) returning opened"
+            self._opened: int = transaction.execute(update, self._key).fetchall()[0][0]
 
     def last_published(self) -> Marker | None:
         """Return the slot's marker."""

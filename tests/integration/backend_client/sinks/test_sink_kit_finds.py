@@ -65,12 +65,15 @@ class _FaultyPublisher(SlotPublisher):
         self._sink, self._fault = sink, sink.fault
         self._place = 0 if sink.fault == "slots share a place" else slot.number
         self._key = f"{slot.job_uid} {slot.sink} {slot.number}"
-        self._publisher = sink.sink.open(slot)
+        self._publisher: Any = sink.sink.open(slot)
+        if sink.fault == "takes the number of another opening":
+            self._publisher._opened = self._publisher._row()[0]
         self._unpublished: tuple[list[int], Marker] | None = None
 
     def last_published(self) -> Marker | None:
         """Return the marker."""
-        return self._publisher.last_published()
+        found: Marker | None = self._publisher.last_published()
+        return found
 
     def publish(self, records: Iterable[pa.RecordBatch], marker: Marker) -> int:
         """Publish with the fault."""
@@ -85,7 +88,7 @@ class _FaultyPublisher(SlotPublisher):
         if self._fault == "commits at its end":
             self._unpublished = values, marker
             return len(values)
-        count = self._publisher.publish([numbers(sorted(values) if self._fault == "sorts" else values)], marker)
+        count: int = self._publisher.publish([numbers(sorted(values) if self._fault == "sorts" else values)], marker)
         return 0 if self._fault == "does not count" else count
 
     def close(self) -> None:
@@ -134,6 +137,7 @@ class _FaultyPublisher(SlotPublisher):
         ("ignores case", sink_kit.MARKER),
         ("cuts names", sink_kit.MARKER),
         ("does not count", sink_kit.COUNT),
+        ("takes the number of another opening", sink_kit.ONCE),
     ],
 )
 def test_faults_are_found(tmp_path: Path, fault: str, promise: str) -> None:

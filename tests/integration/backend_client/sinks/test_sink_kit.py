@@ -61,14 +61,14 @@ def test_two_that_open_a_slot_of_sqlite_at_the_same_time_are_told_apart(
     slot, marker = Slot("job", "uid", "out", 0, NUMBERS), Marker("uid", 0, CheckpointRef(0, 0, "m"))
     sink.check(NUMBERS, [slot])
     newer: list[SlotPublisher] = []
-    row = sqlite_sink._Publisher._row
+    row = sqlite_sink.SqlitePublisher.row
 
-    def opened_by_another(publisher: sqlite_sink._Publisher) -> tuple[int, str | None]:
-        monkeypatch.setattr(sqlite_sink._Publisher, "_row", row)
+    def opened_by_another(publisher: sqlite_sink.SqlitePublisher) -> tuple[int, str | None]:
+        monkeypatch.setattr(sqlite_sink.SqlitePublisher, "row", row)
         newer.append(sink.open(slot))
         return row(publisher)
 
-    monkeypatch.setattr(sqlite_sink._Publisher, "_row", opened_by_another)
+    monkeypatch.setattr(sqlite_sink.SqlitePublisher, "row", opened_by_another)
     with closing(sink.open(slot)) as older:
         assert older.last_published() is None
         with closing(newer[0]):

@@ -16,7 +16,7 @@ import pytest
 from backend_client.sinks.protocol import Marker, Sink, Slot, SlotPublisher
 from backend_client.testing import sink_kit
 from backend_client.testing.sink_kit import SinkKit
-from tools.servers.sqlite_sink import SqliteSink
+from tools.servers.sqlite_sink import SqlitePublisher, SqliteSink
 
 pytestmark = [pytest.mark.integration, pytest.mark.timeout(180)]
 
@@ -65,15 +65,15 @@ class _FaultyPublisher(SlotPublisher):
         self._sink, self._fault = sink, sink.fault
         self._place = 0 if sink.fault == "slots share a place" else slot.number
         self._key = f"{slot.job_uid} {slot.sink} {slot.number}"
-        self._publisher: Any = sink.sink.open(slot)
+        self._publisher = sink.sink.open(slot)
         if sink.fault == "takes the number of another opening":
-            self._publisher._opened = self._publisher._row()[0]
+            assert isinstance(self._publisher, SqlitePublisher)
+            self._publisher.opened = self._publisher.row()[0]
         self._unpublished: tuple[list[int], Marker] | None = None
 
     def last_published(self) -> Marker | None:
         """Return the marker."""
-        found: Marker | None = self._publisher.last_published()
-        return found
+        return self._publisher.last_published()
 
     def publish(self, records: Iterable[pa.RecordBatch], marker: Marker) -> int:
         """Publish with the fault."""
@@ -88,7 +88,7 @@ class _FaultyPublisher(SlotPublisher):
         if self._fault == "commits at its end":
             self._unpublished = values, marker
             return len(values)
-        count: int = self._publisher.publish([numbers(sorted(values) if self._fault == "sorts" else values)], marker)
+        count = self._publisher.publish([numbers(sorted(values) if self._fault == "sorts" else values)], marker)
         return 0 if self._fault == "does not count" else count
 
     def close(self) -> None:

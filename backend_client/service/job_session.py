@@ -32,6 +32,7 @@ from dstl_service.wire import (
     CompleteResponse,
     ForkOrigin,
     ForkRequest,
+    FormerSlots,
     JobInfo,
     LinkAddress,
     OpenedJob,
@@ -331,12 +332,17 @@ def _checkpoint(data: dict[str, Any]) -> CheckpointInfo:
                         "states": {name: StateInfo(**state) for name, state in item["states"].items()},
                         "set_aside": [RowsSetAside(**rows) for rows in item.get("set_aside", ())],
                         "recent": [CheckpointRef(**ref) for ref in item.get("recent", ())],
+                        "former_slots": _former_slots(item.get("former_slots")),
                     }
                 )
                 for item in data["operators"]
             ],
         }
     )
+
+
+def _former_slots(data: dict[str, Any] | None) -> FormerSlots | None:
+    return FormerSlots(data["number"], CheckpointRef(**data["published"])) if data else None
 
 
 def _origin(data: dict[str, Any]) -> ForkOrigin:

@@ -93,6 +93,11 @@ class Marker:
         known = [of_marker for of_marker, _ in self._branches]
         return branch <= known[0] or branch in known
 
+    def includes(self, checkpoint: CheckpointRef) -> bool:
+        """Return whether the slot has published up to a checkpoint; true on branches before those it remembers."""
+        published = dict(self._branches)
+        return checkpoint.branch < min(published) or published.get(checkpoint.branch, -1) >= checkpoint.id
+
     def covers(self, epoch: int, checkpoint_id: int) -> bool:
         """Return whether records that a driver of this epoch logged for a checkpoint are published."""
         until = [published for branch, published in self._branches if branch <= epoch]

@@ -17,7 +17,7 @@ from typing import NamedTuple, TypeAlias
 import pyarrow as pa
 
 from backend_client.sinks.protocol import Marker, Sink, Slot
-from dstl_service.wire import CheckpointRef
+from dstl_service.wire import CheckpointRef, FormerSlots
 from storage.errors import ConflictError, FencedError
 
 
@@ -57,6 +57,7 @@ class Target:
         used_slots: Slots below this number were in use at a rewind's target; others may have been so after it only.
         recent: The newest checkpoint known to be published and all later ones of the job, also those that rewinds gave
             up, oldest first; only of a driver's first target, and maybe not all.
+        former_slots: Slots that once were in use, and may be again; only of what a driver's start has published.
         given_up_from: If the job was rewound to this checkpoint: the newest one before, if it is known to be that.
     """
 
@@ -71,6 +72,17 @@ class Target:
     used_slots: int = 1
     recent: tuple[CheckpointRef, ...] = ()
     given_up_from: CheckpointRef | None = None
+    former_slots: FormerSlots | None = None
+
+    def has_marker(self, slot: Slot) -> bool:
+        """Return whether a slot is known to have published."""
+        known = 0 if self.former_slots is None else self.former_slots.number
+        return slot.number < max(self.marked_slots, known)
+
+    def was_left_before(self, slot: Slot, marker: Marker) -> bool:
+        """Return whether a slot had published more than its marker says, when some slots went out of use."""
+        former = self.former_slots
+        return former is not None and slot.number < former.number and not marker.includes(former.published)
 
     def is_set_back_before(self, slot: Slot, marker: Marker) -> bool:
         """Return whether a slot's marker of an earlier branch says less than the slot has published to here."""
@@ -97,7 +109,7 @@ def is_due(marker: Marker | None, slot: Slot, target: Target) -> bool:
             lost the marker's checkpoint.
     """
     if marker is None:
-        if slot.number < target.marked_slots:
+        if target.has_marker(slot):
             raise ConflictError(
                 f"slot {slot.number} of sink {slot.sink!r} has published, but its marker is gone: output that the log "
                 "still has would be published twice. Restore the markers, or point the sink to the system that it had; "
@@ -118,6 +130,8 @@ def is_due(marker: Marker | None, slot: Slot, target: Target) -> bool:
             newer_epoch=of_marker,
         )
     _check_known(marker.checkpoint, slot, target)
+    if target.was_left_before(slot, marker):
+        raise _set_back(marker, slot, target)
     if of_marker == of_target:
         return marker.checkpoint.id < target.checkpoint.id
     _check_not_set_back(marker, slot, target)

@@ -32,6 +32,7 @@ from backend_client.testing.sink_history import (
     History,
     SinkUnderTest,
 )
+from backend_client.testing.sink_openings import opened_while_it_is_opened
 from backend_client.testing.sink_slots import (
     checked_within_its_records,
     names_that_are_nearly_equal,
@@ -95,6 +96,7 @@ class SinkKit(SinkUnderTest):
             _suspended,
             _suspended_between_steps,
             _suspended_while_it_opens,
+            opened_while_it_is_opened,
             _killed_between_steps,
             _killed_with_many_records,
             *(_killed(step) for step in _KILL_STEPS),

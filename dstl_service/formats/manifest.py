@@ -20,7 +20,7 @@ from dstl_service.formats.checkpoint_header import CheckpointHeader
 from dstl_service.formats.checksummed_json import reading, seal, unseal
 from dstl_service.formats.fork_origin import held_for_from_json, origin_from_json, origin_to_json
 from dstl_service.formats.under_way import NOTHING, UnderWay
-from dstl_service.wire import CheckpointInfo, CheckpointRef, OperatorInfo, RowsSetAside, StateInfo
+from dstl_service.wire import CheckpointInfo, CheckpointRef, FormerSlots, OperatorInfo, RowsSetAside, StateInfo
 from storage.errors import CorruptDataError
 from storage.key_groups import KeyGroupRange
 from storage.model import MaterializationHandle, SegmentEntry, SegmentHandle
@@ -243,6 +243,7 @@ def operators_to_json(operators: Iterable[OperatorInfo]) -> list[dict[str, Any]]
         | ({} if operator.called is None else {"called": operator.called})
         | ({} if operator.renamed_from is None else {"renamed_from": operator.renamed_from})
         | ({"recent": [ref.to_text() for ref in operator.recent]} if operator.recent else {})
+        | _former_slots_to_json(operator.former_slots)
         for operator in operators
     ]
 
@@ -263,6 +264,7 @@ def operators_from_json(documents: Iterable[dict[str, Any]]) -> tuple[OperatorIn
             _or_none(_NAME, document.get("called")),
             _or_none(_NAME, document.get("renamed_from")),
             [CheckpointRef.parse(text) for text in document.get("recent", ())],
+            _former_slots_from_json(document.get("former_slots")),
         )
         for document in documents
     )
@@ -289,6 +291,19 @@ def _rows_from_json(document: dict[str, Any]) -> RowsSetAside:
     for number in (rows.checkpoint_id, rows.rows, rows.size_bytes, len(rows.key_groups)):
         whole_number(number)
     return rows
+
+
+def _former_slots_to_json(former: FormerSlots | None) -> dict[str, Any]:
+    if former is None:
+        return {}
+    return {"former_slots": {"number": former.number, "published": former.published.to_text()}}
+
+
+def _former_slots_from_json(document: dict[str, Any] | None) -> FormerSlots | None:
+    if document is None:
+        return None
+    number = len(KeyGroupRange(0, whole_number(document["number"]) - 1))
+    return FormerSlots(number, CheckpointRef.parse(document["published"]))
 
 
 def group_by_object(handles: Iterable[SegmentHandle]) -> list[dict[str, Any]]:

@@ -253,7 +253,7 @@ class OwnedJob(ManifestReader):
 def _sink_after(before: OperatorInfo | None, target: OperatorInfo, newest: CheckpointRef) -> OperatorInfo:
     """Return a sink of a rewind's target as the new branch begins with it; `before` is what it was at the end."""
     recent = [*(target.recent if before is None else before.recent), newest]
-    slots = target.parallelism if before is None else max(target.parallelism, before.parallelism)
+    slots = target.slots_ever if before is None else max(target.slots_ever, before.slots_ever)
     return replace(target, parallelism=slots, recent=recent[-RECENT_MAX:])
 
 

@@ -151,6 +151,14 @@ class RowsSetAside:
 
 
 @dataclass(frozen=True, slots=True)
+class FormerSlots:
+    """How many slots a sink has had, if that is more than now, and the checkpoint up to which all have published."""
+
+    number: Parallelism
+    published: CheckpointRef
+
+
+@dataclass(frozen=True, slots=True)
 class OperatorInfo:
     """
     An operator as a manifest describes it; `parallelism` may differ from checkpoint to checkpoint.
@@ -160,6 +168,7 @@ class OperatorInfo:
     publishes once the checkpoint exists, and its parallelism is the number of slots. The sink has published everything
     up to checkpoint `published`, maybe more; `recent` are that checkpoint and those between it and this one, also those
     that a rewind gave up, oldest first: a marker of another one of the same id is of a checkpoint that the job lost.
+    `former_slots` are known if it had more slots once.
     One of kind ``set-aside`` has no table either: its changes are the rows that `set_aside` lists, oldest first.
 
     `name` is that of the operator's table, in stored objects and local folders: the one that the operator had at first.
@@ -180,6 +189,7 @@ class OperatorInfo:
     called: Name | None = None
     renamed_from: Name | None = None
     recent: Annotated[list[CheckpointRef], Limits(max_length=RECENT_MAX, fail_fast=True)] = field(default_factory=list)
+    former_slots: FormerSlots | None = None
 
     @property
     def label(self) -> str:
@@ -190,6 +200,11 @@ class OperatorInfo:
     def is_sink(self) -> bool:
         """Whether it holds output for a sink instead of state."""
         return self.kind in (SINK, CLOSED_SINK)
+
+    @property
+    def slots_ever(self) -> int:
+        """How many slots a sink has, or had once if that is more."""
+        return self.parallelism if self.former_slots is None else max(self.parallelism, self.former_slots.number)
 
     @property
     def has_table(self) -> bool:

@@ -37,7 +37,7 @@ class SqliteSink(Sink):
         """Count the slot's openings; the last one may publish."""
         if Path(f"{self.path}.down").exists():
             raise UnavailableError(f"the table {self.path} is switched off; remove {self.path}.down")
-        return _Publisher(self.path, slot)
+        return SqlitePublisher(self.path, slot)
 
     def records(self) -> list[dict[str, Any]]:
         """Return all published records, in the order in which they were published."""
@@ -45,20 +45,21 @@ class SqliteSink(Sink):
             return [json.loads(text) for (text,) in connection.execute("select record from records order by number")]
 
 
-class _Publisher(SlotPublisher):
+class SqlitePublisher(SlotPublisher):
+    """Publishes the records of one slot; `opened` is the number of its opening."""
+
     def __init__(self, path: str, slot: Slot) -> None:
         self._path, self._key = path, (slot.sink, slot.job_uid, slot.number)
         self._connection = _connect(path)
         with self._connection as transaction:
             transaction.execute("insert or ignore into slots values (?, ?, ?, 0, null)", self._key)
-            transaction.execute(
-                "update slots set opened = opened + 1 where (sink, job_uid, slot) = (?, ?, ?)", self._key
-            )
-        self._opened = self._row()[0]
+            # Read in a transaction of its own, it could be the number of a publisher that opened the slot just now.
+            update = "update slots set opened = opened + 1 where (sink, job_uid, slot) = (?, ?, ?) returning opened"
+            self.opened: int = transaction.execute(update, self._key).fetchall()[0][0]
 
     def last_published(self) -> Marker | None:
         """Return the slot's marker."""
-        text = self._row()[1]
+        text = self.row()[1]
         return None if text is None else Marker.parse(text)
 
     def publish(self, records: Iterable[pa.RecordBatch], marker: Marker) -> int:
@@ -67,7 +68,7 @@ class _Publisher(SlotPublisher):
         texts = [json.dumps(row, default=str) for batch in records for row in batch.to_pylist()]
         with self._connection as transaction:
             transaction.execute("begin immediate")
-            if self._row()[0] != self._opened:
+            if self.row()[0] != self.opened:
                 raise FencedError("the slot was opened again")
             rows = [(marker.slot, marker.checkpoint.id, text) for text in texts]
             transaction.executemany("insert into records (slot, checkpoint_id, record) values (?, ?, ?)", rows)
@@ -80,7 +81,8 @@ class _Publisher(SlotPublisher):
         """Close the file."""
         self._connection.close()
 
-    def _row(self) -> tuple[int, str | None]:
+    def row(self) -> tuple[int, str | None]:
+        """Return the number of the slot's newest opening, and its marker."""
         query = "select opened, marker from slots where (sink, job_uid, slot) = (?, ?, ?)"
         found: tuple[int, str | None] = self._connection.execute(query, self._key).fetchone()
         return found

@@ -26,7 +26,7 @@ from backend_client.spark.output.stored_sinks import closed_sinks, first_target,
 from backend_client.spark.output.tasks import LogTask, PublishTask, log_rows, publish
 from backend_client.spark.private.frames import arrow_schema
 from backend_client.spark.shipping import Shipments
-from dstl_service.wire import SINK, ChangeSetRef, CheckpointRef, JobInfo, OperatorInfo
+from dstl_service.wire import SINK, ChangeSetRef, CheckpointRef, FormerSlots, JobInfo, OperatorInfo
 from storage.errors import InvalidInputError, UnavailableError
 from storage.validation import validate_name
 
@@ -164,7 +164,8 @@ class SinkOutput(Output):
         self._logged_bytes = 0
         latest = session.latest
         self._known = stored_sinks(latest).get(plan.name)
-        self._slots = plan.slots if self._known is None else max(plan.slots, self._known.parallelism)
+        self._slots = plan.slots if self._known is None else max(plan.slots, self._known.slots_ever)
+        self._former_slots = None if self._known is None else self._known.former_slots
         self._marked_slots = 0  # after the first publish all have a marker
         tables = [info for info in latest.operators if info.has_table] if latest is not None else []
         self._keys = (tables[-1].name, tables[-1].parallelism) if tables else None
@@ -190,13 +191,14 @@ class SinkOutput(Output):
                 self._publisher.submit(step, 0)
             if must_end:
                 self._publisher.drain()
+                self._former_slots = FormerSlots(self._slots, latest.ref) if slots < self._slots else None
         self._slots = slots
 
     @property
     def operators(self) -> Sequence[OperatorInfo]:
         """The sink, up to where it has published, and sinks of former queries."""
         plan = self._plan
-        own = OperatorInfo(plan.name, plan.slots, plan.system, {}, kind=SINK)
+        own = OperatorInfo(plan.name, plan.slots, plan.system, {}, kind=SINK, former_slots=self._former_slots)
         return (self._publisher.described(own), *self._closed)
 
     def before_batch(self, last: OperatorInfo) -> None:
@@ -233,7 +235,8 @@ class SinkOutput(Output):
         columns = arrow_schema(self._plan.schema)
         target = replace(target, marked_slots=max(target.marked_slots, self._marked_slots))
         task = PublishTask(self._settings, self._session.job_uid, self._plan.name, self._parcel, target, columns)
-        if refusals := publish(task, self._place_numbers(self._slots)):
+        former = 0 if target.former_slots is None else target.former_slots.number
+        if refusals := publish(task, self._place_numbers(max(self._slots, former))):
             raise UnavailableError(refusals[0])
         self._marked_slots = self._slots
 

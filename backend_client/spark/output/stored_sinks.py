@@ -94,6 +94,7 @@ def first_target(
         recent=recent,
         # A rebuild begins a branch, too, but does not know all that was lost.
         given_up_from=latest.rewound_from if latest.rewound_from in recent else None,
+        former_slots=known.former_slots if known is not None else None,
     )
     return target, begins or known is None or slots != known.parallelism
 

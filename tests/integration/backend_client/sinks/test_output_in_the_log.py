@@ -11,11 +11,13 @@ import pyarrow as pa
 import pytest
 
 from backend_client.service.client import ServiceClient
+from backend_client.service.job_session import JobSession
 from backend_client.service.output_log import read_output
+from backend_client.settings import BackendSettings
 from backend_client.sinks.records import change_sets, record_batches
 from dstl_service.formats.manifest import object_keys
 from dstl_service.registry.job_store import JobStore
-from dstl_service.wire import SINK, ChangeSetRef, CheckpointRef, OperatorInfo
+from dstl_service.wire import SINK, ChangeSetRef, CheckpointRef, FormerSlots, OperatorInfo
 from storage.clock import SystemClock, SystemIds
 from storage.errors import ConflictError, NotFoundError
 from storage.key_groups import KeyGroupRange
@@ -104,6 +106,21 @@ def test_unpublished_output_stays_and_published_goes(service: ServiceProcess, tm
     newest = jobs.newest()
     assert newest is not None
     assert len(object_keys(newest)) <= 21
+    client.close()
+
+
+def test_a_start_knows_the_slots_that_went_out_of_use(service: ServiceProcess, tmp_path: Path) -> None:
+    """They come with the newest checkpoint, through the service."""
+    client = ServiceClient(service.address, patience_s=30)
+    job = SinkJob(client)
+    job.batch(published=None)
+    former = FormerSlots(3, job.refs[0])
+    sink: dict[str, Any] = {"operators": [OperatorInfo("output", 2, "S", {}, kind=SINK, former_slots=former)]}
+    job.complete([], **sink)
+    known = JobSession.find(client, BackendSettings(f"file://{tmp_path / 'store'}", "job"))
+    assert known is not None
+    assert known.latest is not None
+    assert known.latest.operators[0].former_slots == former
     client.close()
 
 

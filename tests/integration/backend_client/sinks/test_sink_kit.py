@@ -27,6 +27,7 @@ from dstl_service.wire import CheckpointRef
 from examples.http_sink import HttpSink
 from storage.errors import FencedError, UnavailableError
 from tests.support.kafka_reader import committed_values
+from tools.servers import sqlite_sink
 from tools.servers.kafka import KafkaBroker
 from tools.servers.postgres import PostgresServer
 from tools.servers.programs import ServerProcess
@@ -50,6 +51,32 @@ def test_sqlite(tmp_path: Path) -> None:
     """The example of a sink of one's own."""
     sink = SqliteSink(str(tmp_path / "out.db"))
     assert SinkKit(sink, NUMBERS, numbers, lambda: [row["n"] for row in sink.records()]).run() == []
+
+
+def test_two_that_open_a_slot_of_sqlite_at_the_same_time_are_told_apart(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Each has the number of its own opening, whatever comes between that and the first look at the slot."""
+    sink = SqliteSink(str(tmp_path / "out.db"))
+    slot, marker = Slot("job", "uid", "out", 0, NUMBERS), Marker("uid", 0, CheckpointRef(0, 0, "m"))
+    sink.check(NUMBERS, [slot])
+    newer: list[SlotPublisher] = []
+    row = sqlite_sink.SqlitePublisher.row
+
+    def opened_by_another(publisher: sqlite_sink.SqlitePublisher) -> tuple[int, str | None]:
+        monkeypatch.setattr(sqlite_sink.SqlitePublisher, "row", row)
+        newer.append(sink.open(slot))
+        return row(publisher)
+
+    monkeypatch.setattr(sqlite_sink.SqlitePublisher, "row", opened_by_another)
+    with closing(sink.open(slot)) as older:
+        assert older.last_published() is None
+        with closing(newer[0]):
+            assert newer[0].last_published() is None
+            assert newer[0].publish([numbers([1])], marker) == 1
+        with pytest.raises(FencedError):
+            older.publish([numbers([1])], marker)
+    assert sink.records() == [{"n": 1}]
 
 
 @pytest.mark.timeout(400)  # a reader reads the whole topic each time

@@ -16,7 +16,7 @@ import pytest
 from backend_client.sinks.protocol import Marker, Sink, Slot, SlotPublisher
 from backend_client.testing import sink_kit
 from backend_client.testing.sink_kit import SinkKit
-from tools.servers.sqlite_sink import SqliteSink
+from tools.servers.sqlite_sink import SqlitePublisher, SqliteSink
 
 pytestmark = [pytest.mark.integration, pytest.mark.timeout(180)]
 
@@ -66,6 +66,9 @@ class _FaultyPublisher(SlotPublisher):
         self._place = 0 if sink.fault == "slots share a place" else slot.number
         self._key = f"{slot.job_uid} {slot.sink} {slot.number}"
         self._publisher = sink.sink.open(slot)
+        if sink.fault == "takes the number of another opening":
+            assert isinstance(self._publisher, SqlitePublisher)
+            self._publisher.opened = self._publisher.row()[0]
         self._unpublished: tuple[list[int], Marker] | None = None
 
     def last_published(self) -> Marker | None:
@@ -134,6 +137,7 @@ class _FaultyPublisher(SlotPublisher):
         ("ignores case", sink_kit.MARKER),
         ("cuts names", sink_kit.MARKER),
         ("does not count", sink_kit.COUNT),
+        ("takes the number of another opening", sink_kit.ONCE),
     ],
 )
 def test_faults_are_found(tmp_path: Path, fault: str, promise: str) -> None:

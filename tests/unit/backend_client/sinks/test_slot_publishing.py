@@ -10,7 +10,7 @@ import pytest
 
 from backend_client.sinks.protocol import Marker, Sink, Slot, SlotPublisher
 from backend_client.sinks.slot_publishing import LoggedRecords, Target, is_due, publish_slot
-from dstl_service.wire import BRANCH_GENERATIONS, CheckpointRef
+from dstl_service.wire import BRANCH_GENERATIONS, CheckpointRef, FormerSlots
 from storage.errors import ConflictError, FencedError, InvalidInputError
 
 SLOT = Slot("job", "uid", "output", 3)
@@ -316,6 +316,21 @@ def test_the_log_tells_which_slots_were_in_use(branch: int, published: int | Non
         else:
             publish(sink, target, epochs=(7,))
         assert sink.records == ([] if is_set_back else [72])
+
+
+def test_slot_that_went_out_of_use_is_not_forgotten() -> None:
+    """No batch has output for it any more: what a system lost that was set back would be missed by nobody."""
+    for published, found, other in ((ref(2), ref(2), ref(1)), (ref(2, 7), ref(5, 9), ref(2))):
+        target = Target(ref(9, found.branch), marked_slots=1, published=8, former_slots=FormerSlots(4, published))
+        marker = Marker("uid", 3, found, () if found.branch == published.branch else ((0, 5), (7, 2)))
+        set_back = Marker("uid", 3, other)
+        for again in (target, replace(target, starts_branch=True)):  # it stays out of use, or is used again
+            assert is_due(marker, SLOT, again)
+            with pytest.raises(ConflictError, match=rf"slot 3 .* more than .* to checkpoint {other.id} or one"):
+                is_due(set_back, SLOT, again)
+        with pytest.raises(ConflictError, match="slot 3 of sink 'output' has published, but its marker is gone"):
+            is_due(None, SLOT, target)
+        assert is_due(None, replace(SLOT, number=4), target)
 
 
 @pytest.mark.parametrize("earlier", [(), ((0, 4),), ((0, 4), (12, 9))])

@@ -22,7 +22,7 @@ from backend_client.spark.output import outputs, tasks
 from backend_client.spark.output.outputs import SinkOutput, SinkPlan
 from backend_client.spark.output.publisher import BacklogLimits, Publisher
 from backend_client.spark.shipping import Parcel
-from dstl_service.wire import SINK, CheckpointInfo, CheckpointRef, OperatorInfo
+from dstl_service.wire import SINK, CheckpointInfo, CheckpointRef, FormerSlots, OperatorInfo
 from storage.errors import InvalidInputError, UnavailableError
 from tests.unit.backend_client.sinks.test_slot_publishing import MemorySink
 
@@ -112,6 +112,39 @@ def test_first_target_has_the_checkpoints_of_the_job(monkeypatch: pytest.MonkeyP
     SinkOutput(SinkPlan(MemorySink(), "output", 2, StructType()), BackendSettings("file:///s", "job"), *parts).start()
     expected = Target(REFS[1], marked_slots=2, published=7, stored=tuple(REFS), used_slots=2)
     assert submitted == [(replace(expected, checkpoint=ref), 0) for ref in REFS]
+
+
+@pytest.mark.parametrize(
+    ("slots", "former", "published", "kept"),
+    [
+        (2, None, 2, None),
+        (1, None, 2, FormerSlots(2, REFS[1])),
+        (2, FormerSlots(4, REFS[0]), 4, FormerSlots(4, REFS[0])),
+        (3, FormerSlots(4, REFS[0]), 4, FormerSlots(4, REFS[1])),
+        (4, FormerSlots(4, REFS[0]), 4, None),
+    ],
+)
+def test_start_looks_at_slots_that_went_out_of_use(
+    monkeypatch: pytest.MonkeyPatch, slots: int, former: FormerSlots | None, published: int, kept: FormerSlots | None
+) -> None:
+    """The system may have lost their output, of which no batch would tell."""
+    numbers: list[int] = []
+    monkeypatch.setattr(outputs, "publish", lambda *_: [])
+
+    class Job(Session):
+        job_uid = "uid"
+        latest = replace(Session.latest, operators=[replace(STORED, former_slots=former)])
+
+    parts: Any = (Job(), Shipments(), numbers.append)
+    plan = SinkPlan(MemorySink(), "output", slots, StructType())
+    made = SinkOutput(plan, BackendSettings("file:///s", "job"), *parts)
+    made.start()
+    assert made.drain()
+    assert (set(numbers), made.operators[0].former_slots) == ({published}, kept)
+    made.after_checkpoint(Frame(0), CheckpointRef(10, 0, "m10"))  # type: ignore[arg-type]
+    assert made.drain()
+    assert numbers[-1] == slots
+    made.close()
 
 
 class Silent(MemorySink):

@@ -8,7 +8,15 @@ import pytest
 
 from backend_client.sinks.slot_publishing import Target
 from backend_client.spark.output.stored_sinks import check_columns, first_target, steps_to
-from dstl_service.wire import BRANCH_GENERATIONS, CLOSED_SINK, SINK, CheckpointInfo, CheckpointRef, OperatorInfo
+from dstl_service.wire import (
+    BRANCH_GENERATIONS,
+    CLOSED_SINK,
+    SINK,
+    CheckpointInfo,
+    CheckpointRef,
+    FormerSlots,
+    OperatorInfo,
+)
 from storage.errors import InvalidInputError
 
 REF = CheckpointRef(9, 0, "m9")
@@ -73,6 +81,14 @@ def test_start_knows_the_checkpoints_of_its_job() -> None:
     assert first_target(replace(savepoint, rewound_from=None), sink(), 2, [savepoint])[0].stored == (REF,)
     came_back = replace(older, operators=[sink(CLOSED_SINK)])
     assert first_target(newest, sink(), 2, [came_back, newest])[0].used_slots == 1
+
+
+def test_start_knows_slots_that_went_out_of_use() -> None:
+    """Not those of a sink that comes back: it may have got another system."""
+    former = FormerSlots(4, CheckpointRef(8, 0, "m8"))
+    target, must_end = first_target(latest(), replace(sink(published=7), former_slots=former), 2)
+    assert (target.former_slots, target.starts_branch, must_end) == (former, False, False)
+    assert first_target(latest(), replace(sink(CLOSED_SINK, 7), former_slots=former), 2)[0].former_slots is None
 
 
 def test_start_after_a_rewind() -> None:

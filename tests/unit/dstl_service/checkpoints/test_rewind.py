@@ -25,7 +25,16 @@ from dstl_service.formats.manifest import Manifest, ManifestKind
 from dstl_service.registry.job_store import JobStore
 from dstl_service.repair.fsck import check_job
 from dstl_service.repair.rebuild import rebuild_registry
-from dstl_service.wire import CLOSED_SINK, REMOVED, SET_ASIDE, SINK, CheckpointRef, OperatorInfo, RowsSetAside
+from dstl_service.wire import (
+    CLOSED_SINK,
+    REMOVED,
+    SET_ASIDE,
+    SINK,
+    CheckpointRef,
+    FormerSlots,
+    OperatorInfo,
+    RowsSetAside,
+)
 from storage.errors import FencedError, InvalidInputError, NotFoundError
 from storage.local_store import LocalStore
 from storage.memory_store import MemoryStore
@@ -145,19 +154,27 @@ def test_published_output_that_stays_is_told(store: MemoryStore) -> None:
 def test_sink_has_the_slots_of_before_and_after(store: MemoryStore) -> None:
     """The next driver publishes them all once: so one from before the rewind is fenced in each of them."""
     driver = QueryDriver(store, 1)
+    former: FormerSlots | None = None
     for few, many in ((2, 3), (2, 3), (4, 1)):
         sinks = (
             OperatorInfo("few", few, "", {}, kind=SINK),
             OperatorInfo("many", many, "", {}, kind=CLOSED_SINK, published=0),
             OperatorInfo("table", few, "", {}),
+            OperatorInfo("former", few, "", {}, kind=SINK, former_slots=former),
         )
         driver.latest, _ = driver.jobs.create_manifest(replace(driver.request(), operators=sinks))
+        former = FormerSlots(5, driver.latest.ref)
 
     set_back(store, checkpoint_id=1)
 
     newest = opened(store, 80).newest()
     assert newest is not None
-    assert {item.name: item.parallelism for item in newest.operators} == {"few": 4, "many": 3, "table": 2}
+    assert {item.name: item.parallelism for item in newest.operators} == {
+        "few": 4,
+        "many": 3,
+        "table": 2,
+        "former": 5,
+    }
 
 
 def test_sink_that_the_target_does_not_know_keeps_its_slots(store: MemoryStore) -> None:

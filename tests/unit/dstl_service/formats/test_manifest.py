@@ -19,7 +19,7 @@ from dstl_service.formats.manifest import (
     select_handles,
     state_up_to,
 )
-from dstl_service.wire import SET_ASIDE, CheckpointRef, OperatorInfo, RowsSetAside, StateInfo
+from dstl_service.wire import SET_ASIDE, CheckpointRef, FormerSlots, OperatorInfo, RowsSetAside, StateInfo
 from storage.checksum import checksum64
 from storage.errors import CorruptDataError, NewerFormatError
 from storage.key_groups import KeyGroupRange
@@ -192,9 +192,11 @@ def test_operators_without_modes_are_written_as_before() -> None:
     since = replace(before, time_mode="EventTime", output_mode="Append", kind="columns")
     renamed = replace(before, called="other", renamed_from="former")
     sink = replace(before, kind="sink", recent=[CheckpointRef(7, 3_000_000, "b"), CheckpointRef(8, 3_000_001, "c")])
+    fewer = replace(sink, former_slots=FormerSlots(4, sink.recent[0]))
 
-    documents = operators_to_json([before, since, renamed, sink])
+    documents = operators_to_json([before, since, renamed, sink, fewer])
 
     assert documents[0].keys() == {"name", "parallelism", "key_schema", "states"}
     assert documents[3]["recent"] == ["7.3000000.b", "8.3000001.c"]
-    assert operators_from_json(documents) == (before, since, renamed, sink)
+    assert documents[4] == {**documents[3], "former_slots": {"number": 4, "published": "7.3000000.b"}}
+    assert operators_from_json(documents) == (before, since, renamed, sink, fewer)

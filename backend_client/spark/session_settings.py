@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
+from typing import Any
 
 from pyspark.sql import SparkSession
 from pyspark.sql.types import BooleanType, DatetimeType, DayTimeIntervalType, NumericType, StructType
@@ -32,13 +33,18 @@ def set_for(spark: SparkSession, operator: Operator) -> Iterator[None]:
         settings[_BYTES_MAX] = _UNLIMITED
     # These settings only save time, so those that this version of Spark does not know are left out.
     before = {name: old for name in settings if (old := found[name]) and old != settings[name]}
+    # The job that computes the output is no query of Spark, which would pass the settings on to its tasks.
+    context: Any = spark.sparkContext
+    of_tasks = {name: context.getLocalProperty(name) for name in before}
     for name in before:
         spark.conf.set(name, settings[name])
+        context.setLocalProperty(name, settings[name])
     try:
         yield
     finally:
         for name, old in before.items():
             spark.conf.set(name, old)
+            context.setLocalProperty(name, of_tasks[name])
 
 
 def _never_too_large(spark: SparkSession, rows: StructType) -> bool:

@@ -141,6 +141,7 @@ def _options(block_cache_bytes: int) -> Options:
     options.set_compression_type(DBCompressionType.lz4())
     options.set_keep_log_file_num(1)
     options.set_max_background_jobs(2)
+    options.set_max_file_opening_threads(2)  # the default of 16 threads takes longer to start than to open all files
     blocks = BlockBasedOptions()
     # The service verifies snapshots, and knows only this file format.
     blocks.set_format_version(6)

@@ -429,8 +429,10 @@ def test_frames_are_those_of_the_public_methods(spark: SparkSession, monkeypatch
     assert placed.sameSemantics(expected)
     assert found.schema == expected.mapInArrow(times, schema).drop("p").schema
     assert found.collect() == expected.mapInArrow(times, schema).where("id > 9").drop("p").collect()
-    assert sorted(maker.texts(found, "s"), key=int) == [str(number) for number in range(4, 40)]
-    assert maker.texts(maker.where(found, "id < 0"), "s") == []
+    kept = found.selectExpr("id", "nullif(s, '5') as s").localCheckpoint(eager=False)
+    assert sorted(maker.texts(kept), key=int) == [str(number) for number in (4, *range(6, 40))]
+    assert kept.count() == 36
+    assert maker.texts(found.where("id < 0").localCheckpoint(eager=False)) == []
 
     def unlisted(ids: str) -> list[int]:
         some, value = rows.where(f"id in ({ids})"), "concat(',', s, ',')"
@@ -440,6 +442,23 @@ def test_frames_are_those_of_the_public_methods(spark: SparkSession, monkeypatch
     assert unlisted("1, 4, 5, 39") == [1, 4]
     with pytest.raises(PySparkException, match="38"):
         unlisted("1, 38")
+
+
+def test_tasks_of_receipts_have_set_limits(spark: SparkSession) -> None:
+    """The job that computes an operator's output gets settings by local properties: Spark counts it as no query."""
+    limit = "spark.sql.execution.arrow.maxRecordsPerBatch"
+    context: Any = spark.sparkContext
+
+    def sizes(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        for batch in batches:
+            yield pa.RecordBatch.from_pydict({"size": [str(len(batch))]})
+
+    kept = spark.range(0, 8, 1, 1).mapInArrow(sizes, "size string").localCheckpoint(eager=False)
+    context.setLocalProperty(limit, "5")
+    try:
+        assert FrameMaker.of(kept).texts(kept) == ["5", "3"]
+    finally:
+        context.setLocalProperty(limit, None)
 
 
 def test_large_function_and_added_file_reach_tasks(spark: SparkSession, tmp_path: Path) -> None:

@@ -24,11 +24,12 @@ from pyspark.sql.types import StructType
 from pyspark.sql.udf import UserDefinedFunction
 from pyspark.util import PythonEvalType
 
-from backend_client.spark.private.session import needed
+from backend_client.spark.private.session import java_session, needed
 
 _SERVED_FRAMES = "making a batch's frames needs it, and there is no substitute"
 _KEPT_MAX = 64
 """Lists and columns of each kind: a few for each operator; those with a batch's time in them are used once."""
+_LOGICAL = "org.apache.spark.sql.catalyst.plans.logical"
 _FUNCTION = "org.apache.spark.sql.execution.python.UserDefinedPythonFunction"
 _PROFILES = ("spark.python.profile", "spark.python.profile.memory")
 
@@ -49,13 +50,16 @@ class FrameMaker:
         with needed("Column.as", _SERVED_FRAMES):
             self._functions = getattr(jvm, "org.apache.spark.sql.functions")
             self._contains = self._functions.contains
-            self._join = getattr(jvm, "java.lang.String").join
-            self._encoder = getattr(jvm, "org.apache.spark.sql.Encoders").STRING()
+            self._wrap = getattr(jvm, "scala.Predef").genericWrapArray
             self._column = getattr(jvm, "org.apache.spark.sql.classic.ExpressionUtils").column
             self._parser = getattr(jvm, "org.apache.spark.sql.catalyst.parser.CatalystSqlParser")()
+        with needed("QueryExecution.createSparkPlan", _SERVED_FRAMES):
+            self._create_plan = getattr(jvm, "org.apache.spark.sql.execution.QueryExecution").createSparkPlan
+            self._compiled = getattr(jvm, "org.apache.spark.sql.execution.WholeStageCodegenExec")
+            self._filter, self._project = (getattr(jvm, f"{_LOGICAL}.{name}") for name in ("Filter", "Project"))
+            self._is_not_null = getattr(jvm, "org.apache.spark.sql.catalyst.expressions.IsNotNull")
         self._python = _PythonFunctions(context)
         self._columns = lru_cache(_KEPT_MAX)(self._new_columns)
-        self._texts = lru_cache(_KEPT_MAX)(self._new_texts)
         self._expression = lru_cache(_KEPT_MAX)(self._new_expression)
         self._expressions = lru_cache(_KEPT_MAX)(self._new_expressions)
         self._beginning = lru_cache(_KEPT_MAX)(self._new_beginning)
@@ -128,11 +132,21 @@ class FrameMaker:
         with needed("Dataset.mapInArrow", _SERVED_FRAMES):
             return self._made(frame, frame._jdf.mapInArrow(column, False, None))
 
-    def texts(self, frame: DataFrame, column: str) -> list[str]:
-        """Compute a frame; return the values of a column of strings that has no null, and no line break."""
-        with needed("Dataset.select", _SERVED_FRAMES):
-            joined = str(self._join("\n", frame._jdf.select(self._texts(column)).collectAsList()))
-        return joined.split("\n") if joined else []
+    def texts(self, kept: DataFrame) -> list[str]:
+        """
+        Compute a local checkpoint; return the values of its last column, of strings without line breaks, without nulls.
+
+        Spark neither analyzes nor optimizes the plan, and counts it as no query of its own: its tasks have the settings
+        that `session_settings` has set for them.
+        """
+        with needed("QueryExecution.createSparkPlan", _SERVED_FRAMES):
+            rows, state = kept._jdf.queryExecution().analyzed(), java_session(kept.sparkSession).sessionState()
+            columns = rows.output()
+            found = self._filter(self._is_not_null(columns.last()), rows)
+            plan = self._create_plan(state.planner(), self._project(columns.takeRight(1), found))
+            compiled = self._compiled(plan, 1)  # one class for all, where each task would ask for three
+            joined = str(self._wrap(compiled.executeCollectPublic()).mkString("\n"))
+        return [row[1:-1] for row in joined.split("\n")] if joined else []
 
     @staticmethod
     def _made(frame: DataFrame, java_frame: Any) -> DataFrame:
@@ -149,9 +163,6 @@ class FrameMaker:
 
     def _new_columns(self, names: tuple[str, ...]) -> Any:
         return self._to_seq([self._functions.col(name) for name in names])
-
-    def _new_texts(self, name: str) -> Any:
-        return getattr(self._functions.col(name), "as")(self._encoder)
 
 
 _makers: WeakKeyDictionary[SparkContext, FrameMaker] = WeakKeyDictionary()

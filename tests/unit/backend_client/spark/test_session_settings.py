@@ -40,11 +40,12 @@ MOMENTS = [DateType(), TimestampType(), TimestampNTZType(), DayTimeIntervalType(
 
 
 class Session:
-    """The settings of a session."""
+    """The settings of a session, and of the tasks of the thread's next job."""
 
     def __init__(self, changes: dict[str, str]) -> None:
         self.values = {**DEFAULTS, **changes}
-        self.conf = self
+        self.of_tasks: dict[str, str | None] = {}
+        self.conf = self.sparkContext = self
 
     def get(self, name: str) -> str:
         """Return a setting."""
@@ -53,6 +54,14 @@ class Session:
     def set(self, name: str, value: str) -> None:
         """Change a setting."""
         self.values[name] = value
+
+    def getLocalProperty(self, name: str) -> str | None:
+        """Return what tasks get."""
+        return self.of_tasks.get(name)
+
+    def setLocalProperty(self, name: str, value: str | None) -> None:
+        """Change what tasks get."""
+        self.of_tasks[name] = value
 
 
 def limit(
@@ -68,8 +77,10 @@ def limit(
     before = dict(session.values)
     operator = Operator("op", Totals(), ("c0",), schema, StructType(), {}, None, steps, initial=initial)
     with set_for(cast("SparkSession", session), operator):
-        within = dict(session.values)
+        within, of_tasks = dict(session.values), dict(session.of_tasks)
     assert session.values == before
+    assert of_tasks == {name: value for name, value in within.items() if value != before[name]}
+    assert not any(session.of_tasks.values())
     assert within["spark.sql.adaptive.enabled"] == "false"
     return within[BYTES_MAX]
 

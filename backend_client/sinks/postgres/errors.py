@@ -8,10 +8,13 @@ from contextlib import contextmanager
 from typing import Any
 
 import psycopg
+from psycopg.errors import Diagnostic
 
 from backend_client.sinks.postgres.types import has_nul
 from storage.errors import UnavailableError
 
+_WAIT_FOR_REPLICAS = "SyncRepWaitForLSN"
+"""The function of PostgreSQL that warns; the text is in the server's language, and its code is that of any warning."""
 _CONTEXT_COLUMN = re.compile(r"COPY .*, line \d+, column ([^:\n]+)")
 
 
@@ -33,6 +36,31 @@ def told(table: str) -> Iterator[None]:
             "53": "the server has no space, memory or connections left",
         }.get(state[:2], "publishing is retried")
         raise UnavailableError(f"PostgreSQL refused output for table {table}: {text_of(error)}; {advice}") from error
+
+
+@contextmanager
+def replicated(connection: psycopg.Connection, table: str) -> Iterator[None]:
+    """
+    Fail if the block's commit did not wait for synchronous replicas.
+
+    If an administrator cancels that wait, the server has committed, and only warns that replicas may lack the commit.
+    """
+    unheard: list[str] = []
+
+    def note(diagnostic: Diagnostic) -> None:
+        if diagnostic.source_function == _WAIT_FOR_REPLICAS:
+            unheard.append(diagnostic.message_primary or "")
+
+    connection.add_notice_handler(note)
+    try:
+        yield
+    finally:
+        connection.remove_notice_handler(note)
+    if unheard:
+        raise UnavailableError(
+            f"PostgreSQL did not wait until synchronous replicas have the output for table {table}: {unheard[0]}; the "
+            "next try waits for them, and publishes nothing twice"
+        )
 
 
 def refused(table: str, names: tuple[str, ...], row: tuple[Any, ...], error: psycopg.Error) -> UnavailableError:

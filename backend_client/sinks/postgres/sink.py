@@ -20,7 +20,7 @@ from psycopg import sql
 from psycopg.conninfo import conninfo_to_dict, make_conninfo
 
 from backend_client.sinks.postgres.check import check_markers, check_still_fits, check_table
-from backend_client.sinks.postgres.errors import refused, text_of, told
+from backend_client.sinks.postgres.errors import refused, replicated, text_of, told
 from backend_client.sinks.postgres.silence import ended_if_silent, ended_without_answer
 from backend_client.sinks.postgres.types import noting_nulls, rows
 from backend_client.sinks.protocol import Marker, Sink, Slot, SlotPublisher
@@ -154,7 +154,8 @@ class _PostgresPublisher(SlotPublisher):
         self._key = (slot.sink, slot.job_uid, slot.number)
         self._slot = slot
         self._connection = connection
-        with ended_if_silent(connection, sink.look), connection.transaction():
+        # Its commit waits for the replicas, and so for what former publishers committed.
+        with ended_if_silent(connection, sink.look), replicated(connection, sink.table), connection.transaction():
             connection.execute(_BEGIN)
             # A pooler may give all its sessions a name of its own, or add the client's address to this one.
             connection.execute(
@@ -180,13 +181,18 @@ class _PostgresPublisher(SlotPublisher):
     def publish(self, records: Iterable[pa.RecordBatch], marker: Marker) -> int:
         """Copy the records and replace the marker in one transaction."""
         try:
-            connection = self._connection
-            with told(self._sink.table), ended_if_silent(connection, self._sink.look), connection.transaction():
+            connection, sink = self._connection, self._sink
+            with (
+                told(sink.table),
+                ended_if_silent(connection, sink.look),
+                replicated(connection, sink.table),
+                connection.transaction(),
+            ):
                 connection.execute(_BEGIN)
                 self._lock()
                 count = self._write(records)
                 update = sql.SQL("update {} set marker = %s where (sink, job_uid, slot) = (%s, %s, %s)")
-                connection.execute(update.format(_name(self._sink.markers)), (marker.to_text(), *self._key))
+                connection.execute(update.format(_name(sink.markers)), (marker.to_text(), *self._key))
         except UnavailableError as error:
             # A newer publisher ends this session; so does a restart of the server.
             if isinstance(error.__cause__, psycopg.OperationalError) and self._is_overtaken():

@@ -15,6 +15,7 @@ from contextlib import closing
 from dataclasses import replace
 from datetime import UTC, date, datetime, timedelta
 from decimal import Decimal
+from functools import partial
 from itertools import count
 from pathlib import Path
 from types import SimpleNamespace
@@ -727,6 +728,30 @@ def test_marker_counts_when_replicas_have_it(slot: Slot) -> None:
             connection.execute("select pg_reload_conf()")
             assert (is_early, found.result()) == (False, marker(0))
             assert isinstance(overtaken.exception(), FencedError | UnavailableError)
+        assert rows(sink) == [("a", 1)]
+
+
+def test_cancelled_wait_for_replicas_publishes_nothing(slot: Slot) -> None:
+    """An administrator may cancel a commit's wait: the server has committed, and only warns that no replica has it."""
+    with PostgresServer() as own, psycopg.connect(own.conninfo, autocommit=True) as connection:
+        connection.execute("create table t (k text, v bigint)")
+        sink = PostgresSink(own.conninfo, "t")
+        sink.check(COLUMNS, [slot])
+        connection.execute("alter system set synchronous_standby_names = 'away'")
+        with closing(sink.open(slot)) as publisher, ThreadPoolExecutor() as threads:
+            connection.execute("select pg_reload_conf()")
+            threads.submit(_commit_until_it_waits, own.conninfo)
+            probe = wait_until(lambda: _waiting_for_replicas(connection))
+            for work in (partial(publisher.publish, [batch(a=1)], marker(0)), partial(sink.open, slot)):
+                cancelled = threads.submit(work)
+                waiting = wait_until(lambda: _waiting_for_replicas(connection) - probe)
+                connection.execute("select pg_cancel_backend(pid) from unnest(%s) pid", [[*waiting]])
+                with pytest.raises(UnavailableError, match="did not wait until synchronous replicas have the output"):
+                    cancelled.result()
+            connection.execute("select pg_terminate_backend(pid) from unnest(%s) pid", [[*probe]])
+            connection.execute("alter system reset synchronous_standby_names")
+            connection.execute("select pg_reload_conf()")
+        assert last(sink, slot) == marker(0)
         assert rows(sink) == [("a", 1)]
 
 

@@ -11,7 +11,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import closing
+from contextlib import closing, contextmanager
 from dataclasses import replace
 from datetime import UTC, date, datetime, timedelta
 from decimal import Decimal
@@ -713,19 +713,13 @@ def test_marker_counts_when_replicas_have_it(slot: Slot) -> None:
         connection.execute("alter database postgres set synchronous_commit = off")
         sink = PostgresSink(own.conninfo, "t")
         sink.check(COLUMNS, [slot])
-        connection.execute("alter system set synchronous_standby_names = 'away'")
         with closing(sink.open(slot)) as older, ThreadPoolExecutor() as threads:
-            connection.execute("select pg_reload_conf()")
-            threads.submit(_commit_until_it_waits, own.conninfo)
-            probe = wait_until(lambda: _waiting_for_replicas(connection))
-            overtaken = threads.submit(older.publish, [batch(a=1)], marker(0))
-            waiting = wait_until(lambda: _waiting_for_replicas(connection) - probe)
-            found = threads.submit(last, sink, slot)
-            wait_until(lambda: found.done() or _waiting_for_replicas(connection) - probe - waiting)
-            is_early = found.done()
-            connection.execute("select pg_terminate_backend(pid) from unnest(%s) pid", [[*probe]])
-            connection.execute("alter system reset synchronous_standby_names")
-            connection.execute("select pg_reload_conf()")
+            with _without_replica(own, connection, threads) as probe:
+                overtaken = threads.submit(older.publish, [batch(a=1)], marker(0))
+                waiting = wait_until(lambda: _waiting_for_replicas(connection) - probe)
+                found = threads.submit(last, sink, slot)
+                wait_until(lambda: found.done() or _waiting_for_replicas(connection) - probe - waiting)
+                is_early = found.done()
             assert (is_early, found.result()) == (False, marker(0))
             assert isinstance(overtaken.exception(), FencedError | UnavailableError)
         assert rows(sink) == [("a", 1)]
@@ -737,22 +731,36 @@ def test_cancelled_wait_for_replicas_publishes_nothing(slot: Slot) -> None:
         connection.execute("create table t (k text, v bigint)")
         sink = PostgresSink(own.conninfo, "t")
         sink.check(COLUMNS, [slot])
-        connection.execute("alter system set synchronous_standby_names = 'away'")
-        with closing(sink.open(slot)) as publisher, ThreadPoolExecutor() as threads:
-            connection.execute("select pg_reload_conf()")
-            threads.submit(_commit_until_it_waits, own.conninfo)
-            probe = wait_until(lambda: _waiting_for_replicas(connection))
+        with (
+            closing(sink.open(slot)) as publisher,
+            ThreadPoolExecutor() as threads,
+            _without_replica(own, connection, threads) as probe,
+        ):
             for work in (partial(publisher.publish, [batch(a=1)], marker(0)), partial(sink.open, slot)):
                 cancelled = threads.submit(work)
                 waiting = wait_until(lambda: _waiting_for_replicas(connection) - probe)
                 connection.execute("select pg_cancel_backend(pid) from unnest(%s) pid", [[*waiting]])
                 with pytest.raises(UnavailableError, match="did not wait until synchronous replicas have the output"):
                     cancelled.result()
-            connection.execute("select pg_terminate_backend(pid) from unnest(%s) pid", [[*probe]])
-            connection.execute("alter system reset synchronous_standby_names")
-            connection.execute("select pg_reload_conf()")
         assert last(sink, slot) == marker(0)
         assert rows(sink) == [("a", 1)]
+
+
+@contextmanager
+def _without_replica(
+    server: PostgresServer, connection: psycopg.Connection, threads: ThreadPoolExecutor
+) -> Iterator[set[int]]:
+    """Have commits wait for a synchronous replica that is away; yield the sessions that wait from the beginning."""
+    connection.execute("alter system set synchronous_standby_names = 'away'")
+    connection.execute("select pg_reload_conf()")
+    threads.submit(_commit_until_it_waits, server.conninfo)
+    probe = wait_until(lambda: _waiting_for_replicas(connection))
+    try:
+        yield probe
+    finally:
+        connection.execute("select pg_terminate_backend(pid) from unnest(%s) pid", [[*probe]])
+        connection.execute("alter system reset synchronous_standby_names")
+        connection.execute("select pg_reload_conf()")
 
 
 def _commit_until_it_waits(conninfo: str) -> None:

@@ -198,5 +198,5 @@ def _uid(user: str) -> int:
         return int(user)
     try:
         return pwd.getpwnam(user).pw_uid
-    except KeyError:
+    except (KeyError, ValueError):  # the latter for a name with the character NUL
         raise InvalidInputError(f"trusted_uids names {user!r}, but this host has no such user") from None

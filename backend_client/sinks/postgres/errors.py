@@ -27,7 +27,7 @@ def told(table: str) -> Iterator[None]:
         state = error.sqlstate or ("22" if isinstance(error, psycopg.DataError) else "08")
         advice = {
             "08": "check that the server is up and reachable",
-            "25": "connect to the primary server, not to a standby",
+            "25": "connect to the primary server, not to a standby, as a role without default_transaction_read_only",
             "22": "the table cannot hold a value of the result: change the column's type, or the query",
             "23": "a row violates a constraint of the table: change the constraint, or remove what it collides with",
             "28": "check user and password",

@@ -108,7 +108,9 @@ def test_trusted_users_and_folders_are_let_through(tmp_path: Path, monkeypatch: 
         check_folder(tmp_path / "theirs" / "below", Trust.parse("", str(tmp_path / "their")))
 
 
-@pytest.mark.parametrize(("users", "folder"), [("no such user", ""), ("", "relative"), ("", "/a/../b"), ("-1", "")])
+@pytest.mark.parametrize(
+    ("users", "folder"), [("no such user", ""), ("", "relative"), ("", "/a/../b"), ("-1", ""), ("a\0b", "")]
+)
 def test_impossible_trust_is_refused(users: str, folder: str) -> None:
     """A user that does not exist, and a folder path that could lead elsewhere, are errors."""
     with pytest.raises(InvalidInputError, match="trusted_"):

@@ -3,12 +3,14 @@ Lets Spark combine the rows of a key before they reach Python, where an aggregat
 
 A batch's rows are moved to their partitions and there aggregated by Spark's compiled code, to one row per key, with
 windows one per key and *pane* (see `columnar.window_rows`). Python then gets the state of these rows instead of them.
+Where keys have many rows, those of each source partition are aggregated before they are moved, too.
 Sums of `long` come in two halves that cannot overflow: only the sum of a whole window must fit its type. No I/O.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass
+from itertools import count
 
 import numpy as np
 import pyarrow as pa
@@ -31,6 +33,9 @@ ROWS_MIN = 10_000
 ROWS_PER_GROUP_BEGIN, ROWS_PER_GROUP_END = 4, 2
 """Rows are combined once a batch has the first number of rows per group, until one has fewer than the second."""
 
+ROWS_PER_GROUP_APART = 2
+"""Rows are also aggregated before they are moved if a source partition has this number of rows per group on average."""
+
 _HALF_BITS = 32
 _LOW = (1 << _HALF_BITS) - 1
 _LONG_MAX = (1 << 63) - 1
@@ -40,11 +45,20 @@ _DIGITS_MAX = 28
 
 @dataclass(frozen=True, slots=True)
 class _Part:
-    """Spark's part of an aggregation: SQL aggregates, their types, and whether two make one state column."""
+    """
+    Spark's part of an aggregation.
+
+    Args:
+        sql: SQL aggregates of rows.
+        kinds: Their types.
+        is_halved: Whether two make one state column.
+        merge: The SQL function that aggregates results of these.
+    """
 
     sql: tuple[str, ...]
     kinds: tuple[pa.DataType, ...]
     is_halved: bool = False
+    merge: str = "sum"
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,6 +94,16 @@ class Combining:
         return [
             f"count(*) as {ROWS_COLUMN}",
             *(f"{text} as {_PART_COLUMN}{at}" for at, text in enumerate(parts)),
+        ]
+
+    @property
+    def merges(self) -> list[str]:
+        """The SQL aggregates of results of the `aggregates`: they have the same names and types."""
+        names = (f"{_PART_COLUMN}{at}" for at in count())
+        parts = [(next(names), kind, part.merge) for part in self.parts for kind in part.kinds]
+        return [
+            f"sum({ROWS_COLUMN}) as {ROWS_COLUMN}",
+            *(f"{_as_kind(f'{merge}({name})', kind)} as {name}" for name, kind, merge in parts),
         ]
 
     @property
@@ -154,7 +178,8 @@ def _part(aggregation: Aggregation, rows: pa.Schema) -> _Part | None:
     if type(aggregation) is Mean:
         return _Part((f"sum(cast({column} as double))", f"count({column})"), states)
     if type(aggregation) in (Min, Max) and _is_fixed(kind):
-        return _Part((f"{type(aggregation).__name__.lower()}({column})",), states)
+        name = type(aggregation).__name__.lower()
+        return _Part((f"{name}({column})",), states, merge=name)
     return None
 
 
@@ -167,6 +192,11 @@ def _sum(kind: pa.DataType, column: str, states: tuple[pa.DataType, ...]) -> _Pa
     if pa.types.is_floating(kind):
         return _Part((f"sum(cast({column} as double))",), states)
     return _Part((f"sum({column})",), states)
+
+
+def _as_kind(sql: str, kind: pa.DataType) -> str:
+    """Return a sum of sums in their own type, which it fits; a sum of decimals has one with more digits."""
+    return f"cast({sql} as decimal({kind.precision}, {kind.scale}))" if pa.types.is_decimal(kind) else sql
 
 
 def _is_fixed(kind: pa.DataType) -> bool:

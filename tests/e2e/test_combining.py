@@ -10,6 +10,7 @@ from collections.abc import Callable, Iterable
 from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 from decimal import Decimal
+from enum import Enum
 from pathlib import Path
 from random import Random
 from typing import Any
@@ -50,6 +51,7 @@ from backend_client.spark.driver.placement import (
 )
 from backend_client.spark.places.hosts import PARTITION_COLUMN, Hosts
 from backend_client.spark.places.seats import Seats
+from backend_client.spark.private.frame_maker import FrameMaker
 from backend_client.spark.query import Operator
 from backend_client.spark.task.columnar_calls import ColumnarCalls
 from backend_client.spark.task.mixed_keys import KeySeparator, with_key_groups, with_keys
@@ -69,6 +71,8 @@ NAN, INF, LONG = float("nan"), float("inf"), 2**63 - 1
 BEGIN = datetime(2024, 1, 1, tzinfo=UTC)
 SECOND = timedelta(seconds=1)
 PARTITIONS, GROUPS = 2, 16
+MANY = 1e6
+"""Rows per group."""
 NUMBERS = [Count(), Sum("l"), *(kind(name) for kind in (Count, Min, Max, Mean) for name in ("l", "i", "d", "x", "y"))]
 ALL = (*NUMBERS, Sum("i"), Sum("d"), Sum("x"), Sum("y"), Min("b"), Max("b"), Min("t"), Max("t"))
 WINDOWS = (
@@ -103,8 +107,16 @@ def rows(seed: int, number: int) -> list[tuple[Any, ...]]:
     ]
 
 
-class Twice:
-    """An operator whose rows come as they are, and once more combined; each way has a table of its own."""
+class Way(Enum):
+    """How an operator's rows come."""
+
+    SINGLY = "as they are"
+    COMBINED = "combined where they were moved"
+    COMBINED_APART = "combined in their source partitions, and again where these rows were moved"
+
+
+class Ways:
+    """An operator whose rows come in each way; each way has a table of its own."""
 
     def __init__(self, frame: DataFrame, processor: Aggregate, keys: tuple[str, ...]) -> None:
         self.plan = ColumnarPlan.of(processor, "Update", frame.schema, keys)
@@ -113,20 +125,21 @@ class Twice:
         self.combining = found
         schema = StructType()
         self.operator = Operator("op", self.plan, keys, frame.schema, schema, self.plan.states(), None, ())
-        self.tables = {way: [Table() for _ in range(PARTITIONS)] for way in (None, self.combining)}
+        self.tables = {way: [Table() for _ in range(PARTITIONS)] for way in Way}
 
-    def run(self, frame: DataFrame, watermark_ms: int | None, way: Combining | None) -> list[Any]:
+    def run(self, frame: DataFrame, watermark_ms: int | None, way: Way) -> list[Any]:
         """Return output and counters of a batch."""
-        if way is None:
+        if way is Way.SINGLY:
             placed, places = place(self.operator, frame, PARTITIONS, GROUPS, None), key_places(self.operator)
         else:
-            placed = place_combined(self.operator, way, frame, PARTITIONS, GROUPS, None)
+            per_group = MANY if way is Way.COMBINED_APART else 0.0
+            placed = place_combined(self.operator, self.combining, frame, PARTITIONS, GROUPS, None, per_group)
             places = (None,) * len(self.operator.key_columns)
         found = placed.select(F.spark_partition_id().alias("partition"), "*").toArrow().combine_chunks()
         counts, output = [0, 0, 0], list[Any]()
         for number, table in enumerate(self.tables[way]):
             own = found.filter(pa.compute.equal(found["partition"], number)).drop_columns("partition")
-            calls = self.calls(number, watermark_ms, way)
+            calls = self.calls(number, watermark_ms, None if way is Way.SINGLY else self.combining)
             batches = with_keys(own.to_batches(max_chunksize=100), places)
             encode = KeyCodec(self.operator.key_schema.json()).encode
             writer = Writer()
@@ -139,10 +152,12 @@ class Twice:
             counts = [known + more for known, more in zip(counts, seen, strict=True)]
         return [counts, sorted(map(plain, output))]
 
-    def calls(self, number: int, watermark_ms: int | None, way: Combining | None) -> ColumnarCalls:
+    def calls(self, number: int, watermark_ms: int | None, combining: Combining | None) -> ColumnarCalls:
         key_groups, moment = key_group_range(number, PARTITIONS, GROUPS), BatchMoment("update", watermark_ms, 0)
         key_schema = self.operator.key_schema.json()
-        return ColumnarCalls(self.plan, key_schema, self.plan.states(), key_groups, (moment, moment), 1 << 20, way)
+        return ColumnarCalls(
+            self.plan, key_schema, self.plan.states(), key_groups, (moment, moment), 1 << 20, combining
+        )
 
 
 def ms(second: int) -> int:
@@ -162,10 +177,10 @@ def test_combined_rows_have_the_same_results(spark: SparkSession, windows: Windo
     named = [replace(aggregation, name=f"a{at}") for at, aggregation in enumerate(aggregations)]
     frames = [spark.createDataFrame(rows(seed, 400), SCHEMA).withWatermark("at", "1 second") for seed in (1, 2)]
     frames = [frame.withColumn("l", F.expr("l div 1000")) for frame in frames]  # so that sums fit
-    twice = Twice(frames[0], Aggregate(*named, windows=windows), ("f", "s"))
+    ways = Ways(frames[0], Aggregate(*named, windows=windows), ("f", "s"))
     for frame, second in zip(frames, (None, 9), strict=True):
-        results = [twice.run(frame, None if second is None else ms(second), way) for way in twice.tables]
-        assert results[0] == results[1]
+        results = [ways.run(frame, None if second is None else ms(second), way) for way in ways.tables]
+        assert results[1:] == results[:1] * 2
         assert results[0][1]
 
 
@@ -174,14 +189,14 @@ def test_sums_may_leave_their_type_on_the_way(spark: SparkSession) -> None:
     found = [(1, BEGIN + second * SECOND, value) for second, value in ((0, LONG), (1, LONG), (5, -LONG))]
     frame = spark.createDataFrame(found, "k int, at timestamp, l long").withWatermark("at", "1 second")
     windows = sliding("at", 10 * SECOND, 5 * SECOND)
-    twice = Twice(frame, Aggregate(Count(name="n"), Sum("l", name="s"), windows=windows), ("k",))
-    for way in twice.tables:
+    ways = Ways(frame, Aggregate(Count(name="n"), Sum("l", name="s"), windows=windows), ("k",))
+    for way in ways.tables:
         with pytest.raises(InvalidInputError, match="a sum exceeds its type"):
-            twice.run(frame, None, way)
-        counts, output = twice.run(frame, ms(5), way)
+            ways.run(frame, None, way)
+        counts, output = ways.run(frame, ms(5), way)
         assert counts == [3, 1, 0]
         assert {text.partition("'n'")[2] for text in output} == {f": 3, 's': {LONG}}}", f": 1, 's': {-LONG}}}"}
-        assert twice.run(frame, ms(60), way) == [[3, 1, 3], []]
+        assert ways.run(frame, ms(60), way) == [[3, 1, 3], []]
 
 
 @pytest.mark.parametrize(
@@ -207,11 +222,11 @@ def test_other_rows_are_not_combined(
 def test_rows_of_another_partition_are_refused(spark: SparkSession) -> None:
     """If Spark ever moved the combined rows once more, no key would be written into another partition's table."""
     frame = spark.range(100).selectExpr("id as k")
-    twice = Twice(frame, Aggregate(Count()), ("k",))
-    placed = place_combined(twice.operator, twice.combining, frame, PARTITIONS, GROUPS, None).toArrow()
+    ways = Ways(frame, Aggregate(Count()), ("k",))
+    placed = place_combined(ways.operator, ways.combining, frame, PARTITIONS, GROUPS, None).toArrow()
     separated = with_key_groups(with_keys(placed.to_batches(), (None,)))
     with pytest.raises(InternalError, match="key groups outside"):
-        list(twice.calls(0, None, twice.combining).run(separated, Table(), Writer()))  # type: ignore[arg-type]
+        list(ways.calls(0, None, ways.combining).run(separated, Table(), Writer()))  # type: ignore[arg-type]
 
 
 def test_pinned_rows_are_combined_where_they_are(spark: SparkSession) -> None:
@@ -220,14 +235,48 @@ def test_pinned_rows_are_combined_where_they_are(spark: SparkSession) -> None:
     own.conf.set("spark.sql.adaptive.enabled", "false")
     frame, hosts = own.range(1000).selectExpr("id % 7 as k", "id as v"), Hosts(own, keeps_copies=False)
     places = Seats(("far",) * PARTITIONS, (None,) * PARTITIONS)
-    twice = Twice(frame, Aggregate(Sum("v")), ("k",))
+    ways = Ways(frame, Aggregate(Sum("v")), ("k",))
     anchor = hosts.frame_of(range(PARTITIONS), PARTITIONS, places).hint("shuffle_hash")
     placed = place_combined(
-        twice.operator, twice.combining, frame, PARTITIONS, GROUPS, lambda rows, _: rows.join(anchor, PARTITION_COLUMN)
+        ways.operator, ways.combining, frame, PARTITIONS, GROUPS, lambda rows, _: rows.join(anchor, PARTITION_COLUMN)
     )
     rows = placed.select(F.spark_partition_id(), ORDER_COLUMN).collect()
     assert len(rows) == 7
     assert all(key_group_range(at, PARTITIONS, GROUPS).contains(order >> HASH_BITS) for at, order in rows)
+
+
+def test_source_partitions_are_aggregated_where_that_leaves_few_rows(
+    spark: SparkSession, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Each source partition sends one row per key if it has many rows per key; else it sends them as they are."""
+    aggregate_apart, sent = FrameMaker.aggregate_apart, list[int]()
+
+    def noted(frames: FrameMaker, *args: Any) -> DataFrame | None:
+        rows = aggregate_apart(frames, *args)
+        sent.append(-1 if rows is None else rows.count())
+        return rows
+
+    monkeypatch.setattr(FrameMaker, "aggregate_apart", noted)
+    frame = spark.range(0, 1000, 1, 4).selectExpr("id % 7 as k", "id as v")
+    ways = Ways(frame, Aggregate(Sum("v")), ("k",))
+    for per_group in (7.9, 8.0):
+        placed = place_combined(ways.operator, ways.combining, frame, PARTITIONS, GROUPS, None, per_group)
+        assert placed.count() == 7
+    assert sent == [4 * 7]
+
+
+def test_source_partitions_of_any_plan_are_aggregated(spark: SparkSession) -> None:
+    """The rows may come from a plan that moves rows itself; aggregates that need sorted rows are left to others."""
+    own = spark.newSession()
+    own.conf.set("spark.sql.autoBroadcastJoinThreshold", "-1")
+    frame = own.range(100).join(own.range(50, 150).withColumn("v", F.col("id") + 1), "id")
+    frames = FrameMaker.of(frame)
+    rows = frames.aggregate_apart(frame, ["id % 3 as k"], ["k"], ["count(*) as n", "sum(v) as s"])
+    assert rows is not None
+    totals = rows.groupBy("k").agg(F.sum("n"), F.sum("s")).collect()
+    expected = frame.groupBy(F.expr("id % 3")).agg(F.count("*"), F.sum("v")).collect()
+    assert sorted(totals) == sorted(expected)
+    assert frames.aggregate_apart(frame, ["id % 3 as k"], ["k"], ["max(string(v)) as m"]) is None
 
 
 @pytest.mark.parametrize(

@@ -23,7 +23,8 @@ class ColumnarHistory:
         self._plans = {each.name: each.processor for each in operators if isinstance(each.processor, ColumnarPlan)}
         found = {name: combining_of(plan) for name, plan in self._plans.items()}
         self._possible = {name: combining for name, combining in found.items() if combining is not None}
-        self._combined: set[str] = set()
+        self._combined: dict[str, float] = {}
+        """The operators whose rows are combined, with the number of rows per group in the last batch."""
         self._removed_ms: dict[str, tuple[int, int | None]] = {}
         """The last batch, and the watermark up to which its tasks have removed ended state."""
 
@@ -31,6 +32,10 @@ class ColumnarHistory:
         """Return how an operator's rows are combined in this batch; None for not at all."""
         # Rows that wait for their table are logged as they came, and run later beside others.
         return self._possible.get(operator) if operator in self._combined and _is_exact(failover) else None
+
+    def rows_per_group(self, operator: str) -> float:
+        """Return how many rows an operator whose rows are combined had for each that was left, in the last batch."""
+        return self._combined[operator]
 
     def removed_ms(self, operator: str, context: BatchContext, failover: TaskFailover) -> int | None:
         """Return up to which watermark the batch's base has no state that emits nothing; None if that is unknown."""
@@ -45,9 +50,9 @@ class ColumnarHistory:
             return
         rows, groups = sum(receipt.rows for receipt in receipts), sum(receipt.groups for receipt in receipts)
         if operator in self._possible and are_worth_combining(rows, groups, are_combined=operator in self._combined):
-            self._combined.add(operator)
+            self._combined[operator] = rows / max(groups, 1)
         else:
-            self._combined.discard(operator)
+            self._combined.pop(operator, None)
         all_ran = not any(receipt.is_stalled for receipt in receipts)
         removed_ms = plan.moments(context.time)[0].watermark_ms if all_ran else None
         self._removed_ms[operator] = context.checkpoint_id, removed_ms

@@ -203,7 +203,8 @@ class Passes:
             placed = place(operator, frame, *partitions, late_until_ms(operator, context))
             names = placed_names(operator)
         else:
-            placed = place_combined(operator, combining, frame, *partitions)
+            per_group = self._history.rows_per_group(operator.name)
+            placed = place_combined(operator, combining, frame, *partitions, per_group)
             names = tuple(placed.columns)
         return FrameMaker.of(frame).map_in_arrow(placed, names, task.__call__, task.output_schema())
 

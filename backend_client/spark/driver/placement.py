@@ -16,7 +16,7 @@ from backend_client.key_group_sql import (
     partition_expression,
 )
 from backend_client.spark.columns import quoted
-from backend_client.spark.combining import PANE_COLUMN, Combining
+from backend_client.spark.combining import PANE_COLUMN, ROWS_PER_GROUP_APART, Combining
 from backend_client.spark.output.apart import speculates
 from backend_client.spark.own_session import own_session
 from backend_client.spark.places.hosts import PARTITION_COLUMN, Hosts, numbers_apart
@@ -124,29 +124,46 @@ def place_combined(
     parallelism: int,
     max_parallelism: int,
     pin: Pin | None,
+    rows_per_group: float = 0.0,
 ) -> DataFrame:
     """
     Return the rows in their partitions, combined there, and sorted as by `place`.
 
     Columns: the order number, all key columns in normal form, then `combining.rows`. Spark aggregates where the rows
-    are: the partition's number is among the columns by which it groups, so it moves nothing again.
+    are: the partition's number is among the columns by which it groups, so it moves nothing again. Where that leaves
+    much less to move, each source partition is aggregated before.
+
+    Args:
+        operator: The operator that reads the rows.
+        combining: How its rows are combined.
+        frame: The rows.
+        parallelism: Number of partitions.
+        max_parallelism: Number of key groups.
+        pin: Pins partitions to executors; None to leave them unpinned.
+        rows_per_group: How many rows are expected for each that is left.
     """
     fields = [operator.input_schema[name] for name in operator.key_columns]
     keys = [f"{_KEY_COLUMN}{at}" for at in range(len(fields))]
-    normal = [f"{_normal_key(field)} as {name}" for field, name in zip(fields, keys, strict=True)]
+    groups = keys if combining.pane is None else [*keys, PANE_COLUMN]
+    expressions = [f"{_normal_key(field)} as {name}" for field, name in zip(fields, keys, strict=True)]
+    if combining.pane is not None:
+        expressions.append(f"{combining.pane} as {PANE_COLUMN}")
+    frames, aggregates, rows = FrameMaker.of(frame), combining.aggregates, None
+    if rows_per_group >= ROWS_PER_GROUP_APART * frames.partitions(frame):
+        rows = frames.aggregate_apart(frame, expressions, groups, aggregates)
+    if rows is None:
+        rows = frames.select_expr(frame, *expressions, "*")
+    else:
+        aggregates = combining.merges
     partition = owner_expression(key_group_expression(keys, max_parallelism), parallelism, max_parallelism)
-    keyed = frame.selectExpr(*normal, "*").withColumn(PARTITION_COLUMN, F.expr(partition))
-    placed = keyed.repartitionById(parallelism, PARTITION_COLUMN)
+    placed = frames.select_expr(rows, "*", f"{partition} as {PARTITION_COLUMN}")
+    placed = frames.repartition_by_id(placed, parallelism, PARTITION_COLUMN)
     if pin is not None:
         placed = pin(placed, parallelism)
-    panes = [] if combining.pane is None else [PANE_COLUMN]
-    if combining.pane is not None:
-        placed = placed.withColumn(PANE_COLUMN, F.expr(combining.pane))
-    combined = placed.groupBy(PARTITION_COLUMN, *keys, *panes).agg(*map(F.expr, combining.aggregates))
+    combined = frames.aggregate(placed, [PARTITION_COLUMN, *groups], aggregates)
     order = order_expression(keys, max_parallelism)
-    return combined.selectExpr(f"{order} as {ORDER_COLUMN}", *keys, *combining.rows.names).sortWithinPartitions(
-        ORDER_COLUMN
-    )
+    named = frames.select_expr(combined, f"{order} as {ORDER_COLUMN}", *keys, *combining.rows.names)
+    return frames.sort_within_partitions(named, ORDER_COLUMN)
 
 
 def placed_names(operator: Operator) -> tuple[str, ...]:

@@ -10,7 +10,7 @@ Expressions are kept for all sessions of an application, so they must mean the s
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from functools import lru_cache
 from inspect import signature
 from typing import Any
@@ -114,6 +114,43 @@ class FrameMaker:
         with needed("Dataset.drop", _SERVED_FRAMES):
             return self._made(frame, frame._jdf.drop(column))
 
+    def aggregate(self, frame: DataFrame, groups: Sequence[str], aggregates: Sequence[str]) -> DataFrame:
+        """Return ``groupBy`` and ``agg`` of a frame, by columns whose names have no dot."""
+        first, *others = aggregates
+        with needed("RelationalGroupedDataset.agg", _SERVED_FRAMES):
+            grouped = frame._jdf.groupBy(self._columns(tuple(groups)))
+            return self._made(frame, grouped.agg(self._expression(first), self._expressions(tuple(others))))
+
+    def partitions(self, frame: DataFrame) -> int:
+        """Return the number of a frame's partitions."""
+        with needed("QueryExecution.toRdd", _SERVED_FRAMES):
+            return int(frame._jdf.queryExecution().toRdd().getNumPartitions())
+
+    def aggregate_apart(
+        self, frame: DataFrame, expressions: Sequence[str], groups: Sequence[str], aggregates: Sequence[str]
+    ) -> DataFrame | None:
+        """
+        Return `aggregate` of each partition alone: nothing is moved, and a group has a row in each.
+
+        Spark adds the move of a group's rows to one partition when the rest of its plan is made: that step is left out.
+
+        Args:
+            frame: The frame.
+            expressions: Columns beside those of the frame.
+            groups: The columns by which it is grouped.
+            aggregates: The aggregates, named.
+
+        Returns:
+            The groups and aggregates; None if Spark would not aggregate these in hash tables.
+        """
+        with needed("QueryExecution.sparkPlan", _SERVED_FRAMES):
+            rows = self._of_rows(frame, frame._jdf.queryExecution().toRdd(), frame._jdf.schema())
+            grouped = self.aggregate(self.select_expr(rows, *expressions, "*"), groups, aggregates)
+            plan = grouped._jdf.queryExecution().sparkPlan()
+            if plan.nodeName() != "HashAggregate":  # others rely on sorted rows
+                return None
+            return self._of_rows(frame, self._compiled(plan, 1).execute(), grouped._jdf.schema())
+
     def map_in_arrow(
         self, frame: DataFrame, names: tuple[str, ...], function: ArrowFunction, schema: StructType
     ) -> DataFrame:
@@ -147,6 +184,10 @@ class FrameMaker:
             compiled = self._compiled(plan, 1)  # one class for all, where each task would ask for three
             joined = str(self._wrap(compiled.executeCollectPublic()).mkString("\n"))
         return [row[1:-1] for row in joined.split("\n")] if joined else []
+
+    def _of_rows(self, frame: DataFrame, rows: Any, schema: Any) -> DataFrame:
+        """Return a frame of rows in Spark's internal form."""
+        return self._made(frame, java_session(frame.sparkSession).internalCreateDataFrame(rows, schema, False))
 
     @staticmethod
     def _made(frame: DataFrame, java_frame: Any) -> DataFrame:

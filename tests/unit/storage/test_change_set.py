@@ -91,7 +91,8 @@ def _with_offsets(*offsets: int) -> bytes:
 
 
 @pytest.mark.parametrize(
-    "offsets", [(0, 100_000, 8, 9), (-9, 8, 8, 9), (0, 8, -9, 9), (0, 8, 8, 100_000), (0, 8, 8, 2**31 - 1), (9, 8, 8, 0)]
+    "offsets",
+    [(0, 100_000, 8, 9), (-9, 8, 8, 9), (0, 8, -9, 9), (0, 8, 8, 100_000), (0, 8, 8, 2**31 - 1), (9, 8, 8, 0)],
 )
 def test_values_elsewhere_in_memory_are_damage(offsets: tuple[int, ...]) -> None:
     """C30: a change set whose offsets lead out of its bytes is damage: it would get other memory of its reader."""

@@ -217,7 +217,7 @@ def _checked_size(payload: BytesLike, source: str) -> int:
 
 
 def _messages(stream: memoryview) -> Iterator[tuple[memoryview, memoryview]]:
-    """Yield head and body of each message of an Arrow IPC stream; Arrow reads older forms, too, whose sizes it hides."""
+    """Yield head and body of each message of an Arrow IPC stream. Arrow reads older forms, too, without sizes here."""
     begin = 0
     while begin + _PREFIX.size <= len(stream):
         mark, head_bytes = _PREFIX.unpack_from(stream, begin)

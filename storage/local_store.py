@@ -70,7 +70,7 @@ _ADVICE = {
     errno.EROFS: "the file system is mounted read-only; mount it writable",
     errno.EMFILE: "too many files are open in this process; raise its limit",
     errno.ESTALE: "the mount is stale; mount it again",
-    errno.ELOOP: "a part of its path in the storage is a link, which is not followed; put or mount there what it leads to",
+    errno.ELOOP: "a part of its path is a link, which is not followed; put or mount there what it leads to",
 }
 
 

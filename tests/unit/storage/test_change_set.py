@@ -98,12 +98,12 @@ def test_values_elsewhere_in_memory_are_damage(offsets: tuple[int, ...]) -> None
     """C30: a change set whose offsets lead out of its bytes is damage: it would get other memory of its reader."""
     hostile = _with_offsets(*offsets)
 
-    with pytest.raises(CorruptDataError, match="hostile.seg cannot be read"):
-        decode_columns(hostile, "hostile.seg")
-    with pytest.raises(CorruptDataError, match="hostile.seg cannot be read"):
+    with pytest.raises(CorruptDataError, match="hostile cannot be read"):
+        decode_columns(hostile, "hostile")
+    with pytest.raises(CorruptDataError, match="hostile cannot be read"):
         list(
             merge_change_sets(
-                [(hostile, "hostile.seg", [KeyGroupRange(0, 0)])],
+                [(hostile, "hostile", [KeyGroupRange(0, 0)])],
                 keep_deleted=False,
                 size_bytes_max=1 << 20,
                 decoded_bytes_max=1 << 20,
@@ -124,7 +124,7 @@ def test_null_keys_are_damage() -> None:
         writer.write_batch(pa.record_batch([keys, keys], schema=change_set.SCHEMA))
 
     with pytest.raises(CorruptDataError, match="a key is null"):
-        decode_columns(sink.getvalue().to_pybytes(), "hostile.seg")
+        decode_columns(sink.getvalue().to_pybytes(), "hostile")
 
 
 class TestDecodedSize:

@@ -48,7 +48,7 @@ def test_damaged_output_is_an_error(changes: dict[bytes, bytes | None]) -> None:
 
 
 def test_rows_elsewhere_in_memory_are_damage() -> None:
-    """C30: rows whose values do not lie within their batch are damage; texts that are no UTF-8 are not, at any depth."""
+    """C30: rows whose values lie outside of their batch are damage; texts that are no UTF-8 are not, at any depth."""
     texts = pa.array([b"\xff\xfe", b"text"]).view(pa.string())
     offsets = pa.array([0, 1, 2], pa.int32())
     columns = [

@@ -460,6 +460,41 @@ def test_markers_of_a_stranger_are_refused(server: PostgresServer, table: str, s
     sink.check(COLUMNS, [slot])
 
 
+def test_functions_of_a_stranger_are_not_called(slot: Slot) -> None:
+    """C33: who may create functions where names are found would run code with the rights of the sink's user."""
+    planted = {
+        "unnest(text[])": "setof text",
+        "unnest(int2[])": "setof int2",
+        "ltrim(name, text)": "text",
+        "to_jsonb(pg_index)": "jsonb",
+        "to_jsonb(pg_collation)": "jsonb",
+        "has_database_privilege(name, text)": "bool",
+        "pg_terminate_backend(int)": "bool",
+        "same(varchar, varchar)": "bool",
+    }
+    columns = pa.schema([pa.field("k", pa.string()), pa.field("v", pa.int64()), pa.field("gone", pa.bool_())])
+    with PostgresServer() as own:
+        with psycopg.connect(own.conninfo) as connection:
+            connection.execute("create role sink login; create role stranger login; create table called (who text)")
+            connection.execute("grant create on schema public to public; grant insert on called to public")
+            connection.execute("create table t (k varchar(9), v bigint, unique nulls not distinct (k))")
+            connection.execute("alter table t owner to sink")
+        with psycopg.connect(own.conninfo.replace(f"user={own.user}", "user=stranger")) as connection:
+            for function, result in planted.items():
+                body = f"insert into called values (current_user); select null::{result.removeprefix('setof ')}"
+                connection.execute(f"create function {function} returns {result} language sql as $$ {body} $$")
+            connection.execute("create operator = (leftarg = varchar, rightarg = varchar, function = same)")
+        sink = PostgresSink(own.conninfo.replace(f"user={own.user}", "user=sink"), "t", key=("k",), delete_when="gone")
+        sink.check(columns, [slot])
+        for number, gone in enumerate((False, True)):
+            found = [{"k": "a", "v": 1, "gone": gone}, {"k": None, "v": 2, "gone": True}]
+            assert publish(sink, slot, number, pa.RecordBatch.from_pylist(found, schema=columns)) == 2
+        sink.open(slot).close()
+        with psycopg.connect(own.conninfo) as connection:
+            assert connection.execute("select k, v from t").fetchall() == []
+            assert connection.execute("select who from called").fetchall() == []
+
+
 def test_a_server_that_hangs_is_given_up(slot: Slot, monkeypatch: pytest.MonkeyPatch) -> None:
     """Its host still takes what is sent, so the session would wait for ever; a long statement is waited for."""
     monkeypatch.setattr(silence, "_LOOK_EVERY_S", 0.2)

@@ -13,6 +13,8 @@ from contextlib import contextmanager
 
 import psycopg
 
+from storage.errors import UnavailableError
+
 _EQUAL = """
 select a.attname::text, format('operator(%%I.%%s)', n.nspname, o.oprname)
 from pg_index i cross join lateral unnest(i.indkey::int2[], i.indclass::oid[]) as p(number, class)
@@ -39,7 +41,15 @@ def oid_of(connection: psycopg.Connection, table: str) -> int | None:
 
 
 def equality(connection: psycopg.Connection, table: str, key: Collection[str]) -> dict[str, str]:
-    """Return the operator for each column of a key by which the table's unique index tells keys apart, as SQL."""
+    """
+    Return the operator for each column of a key by which the table's unique index tells keys apart, as SQL.
+
+    Raises:
+        UnavailableError: The index was dropped just now.
+    """
     oid = oid_of(connection, table)
     with in_catalog(connection):
-        return dict(connection.execute(_EQUAL, [oid, list(key)]).fetchall())
+        found = dict(connection.execute(_EQUAL, [oid, list(key)]).fetchall())
+    if lacking := [column for column in key if column not in found]:
+        raise UnavailableError(f"table {table} no longer has a unique index on {', '.join(lacking)}: create it again")
+    return found

@@ -312,11 +312,12 @@ class _PostgresPublisher(SlotPublisher):
         found = self._connection.execute(sql.SQL("select bool_or({}) from {new}").format(has_null, **parts)).fetchone()
         # By a plain = the types of the key might find an operator of somebody else.
         operators = equality(self._connection, parts["target"].as_string(self._connection), self._sink.key)
-        equal = [sql.SQL(f"t.{{0}} {operators[name]} l.{{0}}").format(sql.Identifier(name)) for name in self._sink.key]
+        one = sql.SQL("t.{0} {1} l.{0}")
+        equal = [one.format(sql.Identifier(name), sql.SQL(operators[name])) for name in self._sink.key]
         ways = [equal]
         if found is not None and found[0]:
             or_null = sql.SQL("({1} or t.{0} is null and l.{0} is null)")
-            ways.append([or_null.format(key, one) for key, one in zip(keys, equal, strict=True)])
+            ways.append([or_null.format(key, same) for key, same in zip(keys, equal, strict=True)])
         for way in ways:
             self._connection.execute(deletion.format(last=last, same=sql.SQL(" and ").join(way), **parts))
 

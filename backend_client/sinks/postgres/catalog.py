@@ -49,7 +49,7 @@ def equality(connection: psycopg.Connection, table: str, key: Collection[str]) -
     """
     oid = oid_of(connection, table)
     with in_catalog(connection):
-        found = dict(connection.execute(_EQUAL, [oid, list(key)]).fetchall())
+        found: dict[str, str] = dict(connection.execute(_EQUAL, [oid, list(key)]).fetchall())
     if lacking := [column for column in key if column not in found]:
         raise UnavailableError(f"table {table} no longer has a unique index on {', '.join(lacking)}: create it again")
     return found

@@ -63,7 +63,7 @@ class SnapshotFolder:
         if not os.path.isabs(path) or os.path.normpath(path) != path or "\0" in path:
             raise _refused(path, "it must be an absolute path without '.', '..' or '//'")
         try:
-            fd = os.open(path, _FOLDER) if root is above is None else _open_below(root or _TOP, path, above)
+            fd = os.open(path, _FOLDER) if root is None and above is None else _open_below(root or _TOP, path, above)
         except OSError as error:
             if is_lost(error):
                 raise _unreadable(path, error) from error

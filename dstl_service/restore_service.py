@@ -147,12 +147,12 @@ class RestoreService:
         return size_bytes, ((item.id, item.checksum, item.payload) for item in sets)
 
     async def take_snapshot(
-        self, name: str, operator: str, key_groups: KeyGroupRange, version: CheckpointRef, path: str
+        self, name: str, operator: str, key_groups: KeyGroupRange, version: CheckpointRef, path: str, *, is_own: bool
     ) -> None:
         """Store a table's snapshot in the background; see `dstl_service.materialization.materializer`."""
         validate_name("operator", operator)
         job = await self._jobs.opened(name)
-        await self._materializer.take(TableId(name, operator, key_groups), job.store, version, path)
+        await self._materializer.take(TableId(name, operator, key_groups), job.store, version, path, is_own=is_own)
 
     def at_hand(self, plan: RestorePlan) -> Payloads | None:
         """Return a plan's payloads if all it needs is in memory, so that reading them needs no thread."""

@@ -124,8 +124,9 @@ class PeerSettings:
     """Calls to the services of other hosts."""
 
     allowed: str | None = None
-    """Addresses that this service may call with its token: separated by commas, `*` for any text, as in
-    `https://*.spark.example:7071`. By default those that services have announced in the storage."""
+    """Addresses that this service may call with its token: separated by commas, `*` for any text without a dot, at the
+    beginning of a name for any text, as in `https://*.spark.example:7071`, and in `http://10.0.*:7071` for numbers. By
+    default those that services have announced in the storage."""
     timeout_s: int = 30
     """How long an answer may take beyond the time that uploads may take; then the sets of that service count as
     lost."""

@@ -32,9 +32,9 @@ DECODED_RATIO_MAX = 256
 
 _PREFIX = struct.Struct("<Ii")
 _CONTINUATION = 0xFFFFFFFF
-_SCHEMA_MESSAGE, _BATCH_MESSAGE = 1, 3
+_V5, _SCHEMA_MESSAGE, _BATCH_MESSAGE = 4, 1, 3
 _BUFFER = struct.Struct("<qq")
-_U16, _U32, _I32, _I64 = struct.Struct("<H"), struct.Struct("<I"), struct.Struct("<i"), struct.Struct("<q")
+_U16, _U32, _I32, _I64 = (struct.Struct(f"<{form}") for form in "HIiq")
 
 Compression: TypeAlias = Literal["zstd"] | None
 
@@ -217,14 +217,19 @@ def _checked_size(payload: BytesLike, source: str) -> int:
 
 
 def _messages(stream: memoryview) -> Iterator[tuple[memoryview, memoryview]]:
-    """Yield head and body of each message of an Arrow IPC stream."""
+    """Yield head and body of each message of an Arrow IPC stream. Arrow reads older forms, too, without sizes here."""
     begin = 0
     while begin + _PREFIX.size <= len(stream):
         mark, head_bytes = _PREFIX.unpack_from(stream, begin)
-        if mark != _CONTINUATION or head_bytes <= 0:
+        if mark != _CONTINUATION or head_bytes < 0:
+            raise ValueError("its frames are not those of Arrow's present form")
+        if head_bytes == 0:
             return
         head = stream[begin + _PREFIX.size : begin + _PREFIX.size + head_bytes]
         root = _U32.unpack_from(head)[0]
+        version_at = _field(head, root, 0)
+        if not version_at or _U16.unpack_from(head, version_at)[0] != _V5:
+            raise ValueError("its messages are not those of Arrow's present form")
         at = _field(head, root, 3)
         body_bytes = _I64.unpack_from(head, at)[0] if at else 0
         begin += _PREFIX.size + head_bytes
@@ -267,9 +272,14 @@ def _field(head: memoryview, table: int, number: int) -> int:
 def _decode(payload: BytesLike, source: str) -> pa.Table:
     _checked_size(payload, source)
     try:
-        table = pa.ipc.open_stream(payload, options=_READ_OPTIONS).read_all()
-        if table.schema != SCHEMA:
-            raise ValueError(f"it has the columns {table.schema.names}")
+        reader = pa.ipc.open_stream(payload, options=_READ_OPTIONS)
+        if reader.schema != SCHEMA:
+            raise ValueError(f"it has the columns {reader.schema.names}")
+        table = reader.read_all()
+        # Arrow believes offsets: those of a hostile writer lead to other memory of this process.
+        table.validate(full=True)
+        if table.column(0).null_count:
+            raise ValueError("a key is null")
     except (pa.ArrowException, ValueError, OSError) as error:
         raise _unreadable(source, error) from error
     return table

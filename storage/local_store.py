@@ -8,8 +8,9 @@ flushed as well, and every new folder above it, so that an acknowledged object s
 If the folder's disk is unmounted, the folder below the mount point is not this store: nothing is acknowledged, and
 nothing counts as absent (I11), until it is mounted again.
 
-Below the base no link of a folder is followed: whoever writes one there, such as another user of a shared disk, would
-have this process delete or overwrite files elsewhere. Nothing but a regular file is read: a pipe would block.
+Below the base no link is followed, of a folder or a file, also if it comes there meanwhile: whoever writes one, such as
+another user of a shared disk, would have this process delete or overwrite files elsewhere, or read them: the token that
+only this process's user may read, for example. Nothing but a regular file is read: a pipe would block.
 
 Files that a crash leaves in `.tmp` are never listed and only take space; `remove_leftovers` deletes them.
 An empty folder may be removed at any time: a `put` that needs it makes it again.
@@ -29,7 +30,16 @@ from typing import TypeVar
 
 from storage.clock import Clock, IdSource, SystemClock, SystemIds
 from storage.errors import DstlError, InvalidInputError, NotFoundError, UnavailableError
-from storage.local_files import flush_folder, flush_opened, folder_within, link, read_at, write_file
+from storage.local_files import (
+    WAY,
+    flush_folder,
+    flush_opened,
+    folder_within,
+    link,
+    open_to_read,
+    read_at,
+    write_file,
+)
 from storage.model import ObjectInfo
 from storage.mounts import check_folder, check_mounted, mount_point_of
 from storage.object_store import (
@@ -60,7 +70,7 @@ _ADVICE = {
     errno.EROFS: "the file system is mounted read-only; mount it writable",
     errno.EMFILE: "too many files are open in this process; raise its limit",
     errno.ESTALE: "the mount is stale; mount it again",
-    errno.ELOOP: "a folder of the storage is a link, which is not followed; put the folder itself there, or mount it",
+    errno.ELOOP: "a part of its path is a link, which is not followed; put or mount there what it leads to",
 }
 
 
@@ -112,13 +122,14 @@ class LocalStore:
         with _translated(key, "write"):
             self._make_folder(self._temporary)
             self._make_folder(os.path.dirname(target))
-            temporary = os.path.join(self._temporary, self._ids.unique_id())
-            try:
-                write_file(temporary, buffers_of(data))
-                is_new = self._name(temporary, key, target, if_absent=if_absent)
-            finally:
-                with suppress(OSError):
-                    os.unlink(temporary)
+            with folder_within(self._base, _TEMPORARY_FOLDER, WAY) as temporaries:
+                temporary = self._ids.unique_id()
+                try:
+                    write_file(temporary, temporaries, buffers_of(data))
+                    is_new = self._name(temporary, temporaries, key, if_absent=if_absent)
+                finally:
+                    with suppress(OSError):
+                        os.unlink(temporary, dir_fd=temporaries)
             # Also for an existing object, on which the caller relies: the put that made it may have died before this.
             flush_folder(os.path.dirname(target))
             if not is_new:
@@ -200,25 +211,28 @@ class LocalStore:
                         removed += 1
         return removed
 
-    def _name(self, temporary: str, key: str, target: str, *, if_absent: bool) -> bool:
+    def _name(self, temporary: str, temporaries: int, key: str, *, if_absent: bool) -> bool:
         """Give a file its name, making the folder again if it was just removed; return whether the name was free."""
+        folder, name = os.path.split(key)
         for _ in range(_FOLDER_TRIES):
-            with suppress(FileNotFoundError), folder_within(self._base, os.path.dirname(key)):
+            with suppress(FileNotFoundError), folder_within(self._base, folder, WAY) as place:
                 if if_absent:
-                    return link(temporary, target)
-                os.rename(temporary, target)
+                    return link(temporary, temporaries, name, place)
+                os.rename(temporary, name, src_dir_fd=temporaries, dst_dir_fd=place)
                 return True
-            self._make_folder(os.path.dirname(target))
-        raise UnavailableError(f"cannot write {target}: another process keeps removing its folder, or {temporary}")
+            self._make_folder(os.path.join(self._base, folder))
+        raise UnavailableError(
+            f"cannot write {key} in {self._base}: another process keeps removing its folder, or {temporary}"
+        )
 
     def _path(self, key: str) -> str:
         return os.path.join(self._base, validate_key(key))
 
     def _read(self, key: str, read: Callable[[int], _Result]) -> _Result:
-        path = self._path(key)
+        folder, name = os.path.split(validate_key(key))
         try:
-            with _translated(key, "read"):
-                file = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
+            with _translated(key, "read"), folder_within(self._base, folder, WAY) as place:
+                file = open_to_read(name, place)
                 try:
                     if not stat.S_ISREG(os.fstat(file).st_mode):
                         raise _not_found(key)
@@ -260,9 +274,9 @@ class LocalStore:
                     yield self._listed(key)
 
     def _listed(self, key: str) -> ObjectInfo:
-        """Describe a file as a listing does, without opening it."""
+        """Describe a file as a listing does, without opening it; a link is no object."""
         with _translated(key, "read"):
-            return _describe(key, os.stat(self._path(key)))
+            return _describe(key, os.stat(self._path(key), follow_symlinks=False))
 
     def _names(self, folder: str) -> Sequence[str]:
         """Return a folder's entries in the order of keys: a folder's name sorts with its '/'."""

@@ -11,12 +11,12 @@ MANIFEST = bytes.fromhex("23e3919827000181402464363162623833362d363665332d343664
 CURRENT = b"MANIFEST-000005\n"
 
 
-def sst_file(content: bytes) -> bytes:
-    """Return an SST file with one data block, of this content."""
+def sst_file(content: bytes, size: bytes = b"", name_size: bytes = b"\x0d") -> bytes:
+    """Return an SST file with one data block, of this content; of others than its own sizes if they are given."""
     data = _block(content)
-    index = _block(_entry(b"\x00\x01k" + _number(0) + _number(len(content))))
+    index = _block(_entry(b"\x00\x01k" + _number(0) + (size or _number(len(content)))))
     name = b"rocksdb.index"
-    metaindex = _entry(bytes([0, len(name), 10]) + name + _number(len(data)) + _number(len(index) - 5))
+    metaindex = _entry(b"\0" + name_size + b"\x0a" + name + _number(len(data)) + _number(len(index) - 5))
     footer = struct.pack("<B4sIII24xIQ", 4, b"\x3e\x00\x7a\x00", 0, 0, len(metaindex), 6, 0x88E241B785F4CFF7)
     checksum = _checksum(footer[:-1], footer[-1])
     return data + index + _block(metaindex) + footer[:5] + checksum + footer[9:]

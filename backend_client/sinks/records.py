@@ -60,9 +60,32 @@ def record_batches(changes: ChangeColumns, source: str) -> Iterator[pa.RecordBat
     for value in changes.values:
         try:
             with pa.ipc.open_stream(value.as_buffer()) as reader:
-                yield from reader
+                for batch in reader:
+                    _check_offsets(batch)
+                    yield batch
         except (pa.ArrowException, ValueError, OSError, AttributeError) as error:
             raise CorruptDataError(f"output in {source} cannot be read: {error}", object_key=source) from error
+
+
+def _check_offsets(batch: pa.RecordBatch) -> None:
+    """Raise `pa.ArrowInvalid` if values do not lie within a batch: Arrow would find them elsewhere in memory."""
+    for column in batch.columns:
+        kind = _in_bytes(column.type)
+        (column if kind == column.type else column.view(kind)).validate(full=True)
+
+
+def _in_bytes(kind: pa.DataType) -> pa.DataType:
+    """Return the type of the same layout that has bytes where this has texts: Spark's need not be UTF-8."""
+    types = pa.types
+    if types.is_struct(kind):
+        return pa.struct([field.with_type(_in_bytes(field.type)) for field in kind])
+    if types.is_map(kind):
+        key, item = (field.with_type(_in_bytes(field.type)) for field in (kind.key_field, kind.item_field))
+        return pa.map_(key, item)
+    for is_kind, make in ((types.is_list, pa.list_), (types.is_large_list, pa.large_list)):
+        if is_kind(kind):
+            return make(kind.value_field.with_type(_in_bytes(kind.value_type)))
+    return pa.binary() if types.is_string(kind) else pa.large_binary() if types.is_large_string(kind) else kind
 
 
 def _pieces(batch: pa.RecordBatch) -> Iterator[pa.RecordBatch]:

@@ -36,6 +36,19 @@ class CheckpointHeader:
     forked_from: ForkOrigin | None = None
 
 
+def base_from_json(text: str | None, checkpoint_id: int) -> CheckpointRef | None:
+    """
+    Read the checkpoint before one of this id; None for none.
+
+    Raises:
+        ValueError: It is not a checkpoint before: readers that follow forged bases would come to no end.
+    """
+    base = CheckpointRef.parse(text) if text else None
+    if base is not None and base.id >= checkpoint_id:
+        raise ValueError(f"its base {base.to_text()} is not before it")
+    return base
+
+
 def header_of(described: CheckpointHeader) -> dict[str, Any]:
     """Return the header of a description, as keyword arguments of another one."""
     return {field.name: getattr(described, field.name) for field in fields(CheckpointHeader)}

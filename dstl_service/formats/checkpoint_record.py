@@ -22,7 +22,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from dstl_service.formats.checkpoint_header import CheckpointHeader, header_of
+from dstl_service.formats.checkpoint_header import CheckpointHeader, base_from_json, header_of
 from dstl_service.formats.checksummed_json import reading
 from dstl_service.formats.fork_origin import origin_from_json, origin_to_json
 from dstl_service.formats.manifest import (
@@ -218,7 +218,7 @@ def _from_json(document: dict[str, Any]) -> CheckpointRecord:
         checkpoint_id=ref.id,
         uid=ref.uid,
         epoch=epoch,
-        base=CheckpointRef.parse(document["base"]) if document["base"] else None,
+        base=base_from_json(document["base"], ref.id),
         query_id=str(document["query_id"]),
         offsets=str(document["offsets"]),
         operators=operators_from_json(document["operators"]),

@@ -16,7 +16,7 @@ from dataclasses import asdict, dataclass, replace
 from functools import partial
 from typing import Any, TypeVar
 
-from dstl_service.formats.checkpoint_header import CheckpointHeader
+from dstl_service.formats.checkpoint_header import CheckpointHeader, base_from_json
 from dstl_service.formats.checksummed_json import reading, seal, unseal
 from dstl_service.formats.fork_origin import held_for_from_json, origin_from_json, origin_to_json
 from dstl_service.formats.under_way import NOTHING, UnderWay
@@ -196,7 +196,7 @@ def _from_dict(document: dict[str, Any]) -> Manifest:
         uid=ref.uid,
         epoch=whole_number(document["epoch"]),
         created_ms=whole_number(document["created_ms"]),
-        base=CheckpointRef.parse(document["base"]) if document["base"] else None,
+        base=base_from_json(document["base"], ref.id),
         query_id=text_of(document["query_id"]),
         offsets=text_of(document["offsets"]),
         operators=operators_from_json(document["operators"]),

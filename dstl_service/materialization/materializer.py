@@ -148,7 +148,9 @@ class Materializer:
             logger.warning("materialization not considered", extra={**table_id.names, "error": str(error)})
             return Offer()
 
-    async def take(self, table_id: TableId, job_store: JobStore, version: CheckpointRef, path: str) -> None:
+    async def take(
+        self, table_id: TableId, job_store: JobStore, version: CheckpointRef, path: str, *, is_own: bool = False
+    ) -> None:
         """
         Take over a snapshot: store it in the background once it is listed, then remove its folder.
 
@@ -157,6 +159,7 @@ class Materializer:
             job_store: Its job.
             version: The checkpoint of the table's content.
             path: The folder. Taking the same one again changes nothing.
+            is_own: Whether it must lie where the job's own tables do.
 
         Raises:
             ConflictError: Another snapshot of this table is being stored, and this one counts as skipped; or this is no
@@ -170,7 +173,7 @@ class Materializer:
             if not self._has_room(table_id.job, operators):
                 raise ConflictError(f"job {table_id.job!r} has more tables here than partitions", **table_id.names)
             table = self._tables.get(table_id) or self._add(table_id, TableHistory.of(job_store, version))
-        await table.take(job_store, version, path)
+        await table.take(job_store, version, path, is_own=is_own)
         if table.waits_to_be_listed and table_id.job not in self._watches:
             self._watches[table_id.job] = asyncio.get_running_loop().create_task(self._watch(table_id.job, job_store))
 

@@ -26,6 +26,7 @@ _FILES_MAX = 100_000
 _DISK = os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW
 _FOLDER = _DISK | os.O_DIRECTORY
 _WAY = os.O_PATH | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_DIRECTORY
+_TOP = Path("/")
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,13 +46,14 @@ class SnapshotFolder:
         self._fd = fd
 
     @classmethod
-    def open(cls, path: str, root: Path | None) -> SnapshotFolder:
+    def open(cls, path: str, root: Path | None, above: tuple[str, ...] | None = None) -> SnapshotFolder:
         """
         Take over a folder.
 
         Args:
             path: The path that the client sent.
             root: If given, the folder must lie below this one.
+            above: If given, the names that the folders above it must have, wherever links on the path lead.
 
         Raises:
             InvalidInputError: The folder is not acceptable; says why.
@@ -61,7 +63,7 @@ class SnapshotFolder:
         if not os.path.isabs(path) or os.path.normpath(path) != path or "\0" in path:
             raise _refused(path, "it must be an absolute path without '.', '..' or '//'")
         try:
-            fd = os.open(path, _FOLDER) if root is None else _open_below(root, path)
+            fd = os.open(path, _FOLDER) if root is None and above is None else _open_below(root or _TOP, path, above)
         except OSError as error:
             if is_lost(error):
                 raise _unreadable(path, error) from error
@@ -136,17 +138,22 @@ class SnapshotFolder:
             self._fd = -1
 
 
-def _open_below(root: Path, path: str) -> int:
+def _open_below(root: Path, path: str, above: tuple[str, ...] | None) -> int:
     """
     Open a folder below a root; links may lead to the folder's parent, as long as that is below the root.
+
+    If `above` is given, the folders above the folder itself must have these names: another user of the host may have
+    made a link of such a name that leads to the table of another job.
 
     A path that is redirected meanwhile is an error: below the root no link is followed, and each name is looked up
     in the folder that was opened before.
     """
-    above, name = os.path.split(path)
-    top, place = os.path.realpath(root), os.path.join(os.path.realpath(above), name)
+    parent, name = os.path.split(path)
+    top, place = os.path.realpath(root), os.path.join(os.path.realpath(parent), name)
     if place == top or not Path(place).is_relative_to(top):
         raise _refused(path, "it is not below the root that this service is configured with (materialization root)")
+    if above is not None and Path(place).parent.parts[-len(above) :] != above:
+        raise _refused(path, "it is not where the job's own tables are")
     fd = os.open(top, _WAY)
     for part in Path(place).relative_to(top).parts[:-1]:
         fd = _open_next(fd, part, _WAY)

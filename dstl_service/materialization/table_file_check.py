@@ -185,7 +185,7 @@ def _data_sizes(content: bytes) -> Iterator[int]:
         position = entry_end - 1
         size = content[position]
         while (byte := content[position := position - 1]) >= 0x80:
-            size = size << 7 | byte & 0x7F
+            size = _as_offset(size << 7 | byte & 0x7F)
         yield size
 
 
@@ -202,10 +202,17 @@ def _varint(content: bytes, position: int) -> tuple[int, int]:
     while True:
         byte = content[position]
         position += 1
-        value |= (byte & 0x7F) << shift
+        value = _as_offset(value | (byte & 0x7F) << shift)
         if byte < 0x80:
             return value, position
         shift += 7
+
+
+def _as_offset(value: int) -> int:
+    """Return a number of at most 64 bits: a forged one of megabytes would take hours to compute."""
+    if value >> 64:
+        raise _NotAsWrittenError("a number in it has more than 64 bits")
+    return value
 
 
 def _check_current(data: bytes, names: Collection[str]) -> None:

@@ -144,7 +144,7 @@ class TrackedTable:
         self._begin(version)
         return True
 
-    async def take(self, job_store: JobStore, version: CheckpointRef, path: str) -> None:
+    async def take(self, job_store: JobStore, version: CheckpointRef, path: str, *, is_own: bool) -> None:
         """Take over a snapshot's folder, see `Materializer.take`."""
         own = self.own
         if own is not None and own.path == path:
@@ -157,7 +157,8 @@ class TrackedTable:
         own.path = path
         try:
             await self._shared.in_thread(job_store.resolve, version)
-            own.folder = await self._shared.in_thread(SnapshotFolder.open, path, self._shared.settings.root)
+            above = (job_store.job_uid, self.id.operator, self.id.key_groups.to_text()) if is_own else None
+            own.folder = await self._shared.in_thread(SnapshotFolder.open, path, self._shared.settings.root, above)
         except BaseException as error:
             self._give_up(own, error)
             raise

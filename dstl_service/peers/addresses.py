@@ -12,9 +12,9 @@ from __future__ import annotations
 import asyncio
 import json
 import logging
+import re
 from collections import OrderedDict
 from collections.abc import Awaitable, Callable
-from fnmatch import fnmatchcase
 from typing import Any
 from urllib.parse import urlsplit
 
@@ -34,6 +34,7 @@ _RENEWED_MS = 3_600_000
 _KNOWN_MS = 600_000
 _KNOWN_MAX = 10_000
 _PORTS = {"http": 80, "https": 443}
+_IPV4 = re.compile(r"[0-9][0-9.*]*(?::[0-9*]*)?")
 
 logger = logging.getLogger("dstl_service")
 
@@ -70,6 +71,20 @@ def parse_allowed(text: str) -> list[str]:
     for pattern in patterns:
         origin_of(pattern.replace("*", "1"))
     return [pattern if "*" in pattern else origin_of(pattern) for pattern in patterns]
+
+
+def matches(pattern: str, origin: str) -> bool:
+    """
+    Return whether an origin is one that a pattern lists.
+
+    A ``*`` stands for any text at the beginning of a host's name, for numbers in an IPv4 address, and elsewhere for any
+    text without a dot: nobody outside has a host like ``10.0.0.*`` or ``host-*``.
+    """
+    scheme, _, place = pattern.partition("://")
+    first, *others = map(re.escape, place.split("*"))
+    any_text = "[0-9.]*" if _IPV4.fullmatch(place) else "[^.]*"
+    found = first + "".join((any_text if first or number else ".*") + part for number, part in enumerate(others))
+    return re.fullmatch(f"{re.escape(scheme)}://{found}", origin) is not None
 
 
 def encode_entry(origin: str) -> tuple[str, bytes]:
@@ -143,7 +158,7 @@ class PeerRegistry:
     Decides whether an address may be called with this service's token. Owned by the event loop.
 
     Args:
-        allowed: Addresses that the operator lists, separated by commas, with ``*`` for any text; None: announced ones.
+        allowed: Addresses that the operator lists, separated by commas, see `matches`; None: announced ones.
         store: Holds the announcements.
         look: Runs a job's blocking call; bounds how many run at a time.
         clock: Tells when to look an address up again.
@@ -187,9 +202,7 @@ class PeerRegistry:
 
     async def _is_peer(self, job: str, origin: str) -> bool:
         if self._allowed is not None:
-            return any(
-                fnmatchcase(origin, pattern.replace("[", "[[]")) for pattern in self._allowed
-            )  # of an IPv6 address
+            return any(matches(pattern, origin) for pattern in self._allowed)
         now_ms = self._clock.monotonic_ms()
         if self._known.get(origin, now_ms) <= now_ms:
             if not await self._look(job, self._is_stored, origin):

@@ -223,7 +223,7 @@ class Process:
         path = f"/{version.to_text()}"
         folder = _Folder(path, self.oracle.contents(self.oracle.manifest(version)))
         with mock.patch("dstl_service.materialization.tracked_table.SnapshotFolder.open", return_value=folder):
-            self.do(lambda: self.parts.restores.take_snapshot(self.job, OPERATOR, GROUPS, version, path))
+            self.do(lambda: self.parts.restores.take_snapshot(self.job, OPERATOR, GROUPS, version, path, is_own=False))
 
     # --- Others ------------------------------------------------------------------------------------------------------
 

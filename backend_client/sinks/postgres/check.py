@@ -8,18 +8,19 @@ from dataclasses import dataclass
 import psycopg
 import pyarrow as pa
 
+from backend_client.sinks.postgres.catalog import in_catalog, oid_of
 from backend_client.sinks.postgres.types import ColumnType, fits, wanted_type
 from storage.errors import InvalidInputError, UnavailableError
 
 _FIND = """
-select c.oid, c.relkind::text, c.relpersistence::text, row_security_active(c.oid),
+select c.relkind::text, c.relpersistence::text, row_security_active(c.oid),
   has_database_privilege(current_database(), 'temp'), has_table_privilege(c.oid, 'delete')
-from pg_class c where c.oid = to_regclass(%s)
+from pg_class c where c.oid = %s::oid
 """
 _COLUMNS = """
 with recursive kind(name, oid, typmod) as (
   select attname, atttypid, atttypmod from pg_attribute
-  where attrelid = %(table)s and attnum > 0 and not attisdropped
+  where attrelid = %(table)s::oid and attnum > 0 and not attisdropped
   union all select name, typbasetype, greatest(typmod, typtypmod)
   from kind join pg_type on pg_type.oid = kind.oid where typtype = 'd'
 )
@@ -34,7 +35,7 @@ select a.attname::text, t.typname::text, t.typcategory::text, e.typname::text, e
   array(select p from unnest(array['select', 'insert', 'update']) p where has_column_privilege(a.attrelid, a.attnum, p))
 from pg_attribute a join kind k on k.name = a.attname join pg_type t on t.oid = k.oid and t.typtype <> 'd'
 left join pg_type e on e.oid = t.typelem and t.typcategory = 'A'
-where a.attrelid = %(table)s and a.attnum > 0 and not a.attisdropped
+where a.attrelid = %(table)s::oid and a.attnum > 0 and not a.attisdropped
 """
 _KEYS = """
 select array(select a.attname::text from unnest((i.indkey::int2[])[0:i.indnkeyatts - 1]) n
@@ -48,21 +49,21 @@ select array(select a.attname::text from unnest((i.indkey::int2[])[0:i.indnkeyat
     where not (to_jsonb(c) ->> 'collisdeterministic')::bool
   )
 from pg_index i
-where i.indrelid = %s and i.indisunique and i.indisvalid and i.indpred is null and i.indexprs is null
+where i.indrelid = %s::oid and i.indisunique and i.indisvalid and i.indpred is null and i.indexprs is null
 """
 # A superuser is a member of every role.
 _MARKERS = """
-select c.oid, c.relkind::text, c.relpersistence::text, pg_get_userbyid(c.relowner)::text,
+select c.relkind::text, c.relpersistence::text, pg_get_userbyid(c.relowner)::text,
   c.relowner in (n.nspowner, d.datdba) or o.rolsuper or pg_get_userbyid(c.relowner) = current_user
     or (pg_has_role(c.relowner, 'member') and not current_setting('is_superuser')::bool),
   array(select p from unnest(array['select', 'insert', 'update']) p where not has_table_privilege(c.oid, p))
 from pg_class c join pg_namespace n on n.oid = c.relnamespace join pg_roles o on o.oid = c.relowner
-join pg_database d on d.datname = current_database() where c.oid = to_regclass(%s)
+join pg_database d on d.datname = current_database() where c.oid = %s::oid
 """
 _TABLES = ("r", "p")  # plain and partitioned ones
 _PARTITIONS = """
 select c.oid::regclass::text, c.relkind::text, c.relpersistence::text
-from pg_partition_tree(%s) p join pg_class c on c.oid = p.relid where p.isleaf
+from pg_partition_tree(%s::oid) p join pg_class c on c.oid = p.relid where p.isleaf
 """
 
 
@@ -98,18 +99,22 @@ def check_table(
     Raises:
         InvalidInputError: They do not fit; says what is there and what is needed.
     """
-    found = connection.execute(_FIND, [table]).fetchone()
+    oid = oid_of(connection, table)
     wanted = [column for column in columns.names if column != delete_when]
-    if found is None:
-        raise InvalidInputError(f"table {name} does not exist; create it with the columns {_typed(columns, wanted)}")
-    oid, kind, persistence, has_row_security, may_use_temporary, may_delete = found
-    _check_is_kept(connection, oid, name, kind, persistence)
-    _check_row_security(name, applies=has_row_security)
-    there = _columns(connection, oid)
-    _check_columns(name, there, columns, wanted)
-    if key:
-        may_be_null = [column for column in key if columns.field(column).nullable]
-        _check_key(connection, oid, name, there, columns, key, may_be_null)
+    with in_catalog(connection):
+        found = connection.execute(_FIND, [oid]).fetchone()
+        if oid is None or found is None:
+            raise InvalidInputError(
+                f"table {name} does not exist; create it with the columns {_typed(columns, wanted)}"
+            )
+        kind, persistence, has_row_security, may_use_temporary, may_delete = found
+        _check_is_kept(connection, oid, name, kind, persistence)
+        _check_row_security(name, applies=has_row_security)
+        there = _columns(connection, oid)
+        _check_columns(name, there, columns, wanted)
+        if key:
+            may_be_null = [column for column in key if columns.field(column).nullable]
+            _check_key(connection, oid, name, there, columns, key, may_be_null)
     rights = {"insert", "select", "update"} if key else {"insert"}
     missing = sorted({right for column in wanted for right in rights - there[column].rights})
     missing += ["delete"] * (delete_when is not None and not may_delete)
@@ -148,18 +153,20 @@ def check_still_fits(
     Raises:
         UnavailableError: Table and records no longer fit; says what is there and what is needed.
     """
-    found = connection.execute(_FIND, [table]).fetchone()
-    if found is None:
-        raise UnavailableError(f"table {name} no longer exists: create it again")
-    oid, kind, persistence, has_row_security, *_ = found
+    oid = oid_of(connection, table)
     try:
-        _check_row_security(name, applies=has_row_security)
-        _check_is_kept(connection, oid, name, kind, persistence)
-        wanted = [column for column in columns.names if column != delete_when]
-        there = _columns(connection, oid)
-        _check_columns(name, there, columns, wanted)
-        if key:
-            _check_key(connection, oid, name, there, columns, key, null_keys)
+        with in_catalog(connection):
+            found = connection.execute(_FIND, [oid]).fetchone()
+            if oid is None or found is None:
+                raise UnavailableError(f"table {name} no longer exists: create it again")
+            kind, persistence, has_row_security, *_ = found
+            _check_row_security(name, applies=has_row_security)
+            _check_is_kept(connection, oid, name, kind, persistence)
+            wanted = [column for column in columns.names if column != delete_when]
+            there = _columns(connection, oid)
+            _check_columns(name, there, columns, wanted)
+            if key:
+                _check_key(connection, oid, name, there, columns, key, null_keys)
     except InvalidInputError as error:
         raise UnavailableError(
             f"table {name} was altered, or the query was changed, while its output was unpublished: {error}"
@@ -179,17 +186,21 @@ def check_markers(connection: psycopg.Connection, markers: str, name: str) -> bo
         InvalidInputError: It cannot be used, or belongs to a user who is not trusted with the sink's rights: a table's
             triggers and constraints run with the rights of the user who writes to it.
     """
-    found = connection.execute(_MARKERS, [markers]).fetchone()
-    if found is None:
+    oid = oid_of(connection, markers)
+    if oid is None:
         return False
-    oid, kind, persistence, owner, is_trusted, missing = found
-    if not is_trusted:
-        raise InvalidInputError(
-            f"the table {name} of the sink's markers belongs to user {owner}, whose triggers would have the rights of "
-            "the sink's user. If that is right, alter its owner to the sink's user or to the owner of its schema; if "
-            "not, name another one with markers=, in a schema where only trusted users may create tables"
-        )
-    _check_is_kept(connection, oid, name, kind, persistence)
+    with in_catalog(connection):
+        found = connection.execute(_MARKERS, [oid]).fetchone()
+        if found is None:
+            return False
+        kind, persistence, owner, is_trusted, missing = found
+        if not is_trusted:
+            raise InvalidInputError(
+                f"the table {name} of the sink's markers belongs to user {owner}, whose triggers would have the rights "
+                "of the sink's user. If that is right, alter its owner to the sink's user or to the owner of its "
+                "schema; if not, name another one with markers=, in a schema where only trusted users may create tables"
+            )
+        _check_is_kept(connection, oid, name, kind, persistence)
     if missing:
         raise InvalidInputError(f"grant {', '.join(missing)} on table {name} to the sink's user")
     return True

@@ -19,6 +19,7 @@ import pyarrow as pa
 from psycopg import sql
 from psycopg.conninfo import conninfo_to_dict, make_conninfo
 
+from backend_client.sinks.postgres.catalog import equality, in_catalog
 from backend_client.sinks.postgres.check import check_markers, check_still_fits, check_table
 from backend_client.sinks.postgres.errors import refused, replicated, text_of, told
 from backend_client.sinks.postgres.silence import ended_if_silent, ended_without_answer
@@ -38,10 +39,11 @@ create table {} (
 # synchronous ones; other settings than `off` are the administrator's choice. This holds for opening a slot as well: it
 # ends a publisher that waits for its replicas, whose marker is then seen before they have it.
 _BEGIN = """
-set local search_path to default; set local synchronous_commit to default;
+set local search_path to pg_catalog, pg_temp; set local synchronous_commit to default;
 set local intervalstyle to postgres; set local array_nulls to on;
 select set_config('lock_timeout', '20s', true), set_config('idle_in_transaction_session_timeout', '10min', true),
-  set_config('synchronous_commit', replace(current_setting('synchronous_commit'), 'off', 'on'), true)
+  set_config('synchronous_commit', replace(current_setting('synchronous_commit'), 'off', 'on'), true);
+set local search_path to default
 """
 _CONNECTION = {
     # A host that vanished is noticed after half a minute; the kernel's own limits are hours.
@@ -157,12 +159,13 @@ class _PostgresPublisher(SlotPublisher):
         # Its commit waits for the replicas, and so for what former publishers committed.
         with ended_if_silent(connection, sink.look), replicated(connection, sink.table), connection.transaction():
             connection.execute(_BEGIN)
-            # A pooler may give all its sessions a name of its own, or add the client's address to this one.
-            connection.execute(
-                "select pg_terminate_backend(pid) from pg_stat_activity where pid <> pg_backend_pid() "
-                "and starts_with(application_name, %s) and usename = current_user",
-                [name],
-            )
+            with in_catalog(connection):
+                # A pooler may give all its sessions a name of its own, or add the client's address to this one.
+                connection.execute(
+                    "select pg_terminate_backend(pid) from pg_stat_activity where pid <> pg_backend_pid() "
+                    "and starts_with(application_name, %s) and usename = current_user",
+                    [name],
+                )
             row = connection.execute(
                 sql.SQL(
                     "insert into {table} as known values (%s, %s, %s, 1, null) on conflict (sink, job_uid, slot) "
@@ -307,10 +310,16 @@ class _PostgresPublisher(SlotPublisher):
         keys = [sql.Identifier(name) for name in self._sink.key]
         has_null = sql.SQL(" or ").join(sql.SQL("{} is null").format(key) for key in keys)
         found = self._connection.execute(sql.SQL("select bool_or({}) from {new}").format(has_null, **parts)).fetchone()
-        for comparison in ("=", "is not distinct from") if found is not None and found[0] else ("=",):
-            equal = sql.SQL(f"t.{{0}} {comparison} l.{{0}}")
-            same = sql.SQL(" and ").join(equal.format(key) for key in keys)
-            self._connection.execute(deletion.format(last=last, same=same, **parts))
+        # By a plain = the types of the key might find an operator of somebody else.
+        operators = equality(self._connection, parts["target"].as_string(self._connection), self._sink.key)
+        one = sql.SQL("t.{0} {1} l.{0}")
+        equal = [one.format(sql.Identifier(name), sql.SQL(operators[name])) for name in self._sink.key]
+        ways = [equal]
+        if found is not None and found[0]:
+            or_null = sql.SQL("({1} or t.{0} is null and l.{0} is null)")
+            ways.append([or_null.format(key, same) for key, same in zip(keys, equal, strict=True)])
+        for way in ways:
+            self._connection.execute(deletion.format(last=last, same=sql.SQL(" and ").join(way), **parts))
 
 
 def _name(table: str) -> sql.Identifier:

@@ -25,10 +25,12 @@ async def materialize(job: JobName, body: SnapshotRequest, request: Request, par
     Sending the same one again is harmless.
     """
     key_groups = KeyGroupRange(body.first_key_group, body.last_key_group)
-    if not request.scope[IDENTITY].is_unlimited:
+    is_limited = not request.scope[IDENTITY].is_unlimited
+    if is_limited:
         # Tables of all jobs share a folder, so the posted path alone proves nothing.
         own = ((await parts.jobs.opened(job)).store.job_uid, body.operator, key_groups.to_text())
         if PurePosixPath(body.path).parts[-4:-1] != own or ".." in body.path:
             raise NotAllowedError(f"folder {body.path[:300]!r} is not below the tables of job {job!r}", job=job)
-    await parts.restores.take_snapshot(job, body.operator, key_groups, CheckpointRef.parse(body.version), body.path)
+    version = CheckpointRef.parse(body.version)
+    await parts.restores.take_snapshot(job, body.operator, key_groups, version, body.path, is_own=is_limited)
     return {"status": "accepted"}

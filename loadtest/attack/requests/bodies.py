@@ -5,10 +5,12 @@ from __future__ import annotations
 import gzip
 import json
 import os
+import struct
 import subprocess
 import sys
 import tempfile
 import time
+from collections.abc import Iterable
 from contextlib import ExitStack, suppress
 from pathlib import Path
 
@@ -140,19 +142,36 @@ def _bomb(target: Attacked) -> str | None:
 
 def _merged_bombs(target: Attacked) -> str | None:
     """Complete checkpoints of which each is acceptable; their log is not compacted if it unpacks to gigabytes."""
-    job, base = AttackerJob(target, "merged"), None
-    operators = [{"name": "op", "parallelism": 1, "key_schema": "", "states": {}}]
-    for number in range(3):
-        sink = pa.BufferOutputStream()
-        with pa.ipc.new_stream(sink, SCHEMA, options=pa.ipc.IpcWriteOptions(compression="zstd")) as writer:
-            values = pa.array([os.urandom(2 * _MIB), bytes(500 * _MIB)], pa.binary())
-            writer.write_batch(pa.record_batch([pa.array([b"\0\0a", b"\0\0b"], pa.binary()), values], schema=SCHEMA))
+    _complete(AttackerJob(target, "merged"), (_set(bytes(500 * _MIB), "zstd") for _ in range(3)))
+    return None
+
+
+def _values_elsewhere(target: Attacked) -> str | None:
+    """A log whose values lie outside of their sets is not compacted: the result would hold other jobs' memory."""
+    near, far = struct.pack("<3i", 0, 2 * _MIB, 2 * _MIB), struct.pack("<3i", 0, 4 * _MIB, 2 * _MIB)
+    _complete(AttackerJob(target, "elsewhere"), (_set(None, None).replace(near, far) for _ in range(3)))
+    merged = list((target.storage / "elsewhere" / "segments").rglob("*=*.seg"))
+    return f"{len(merged)} objects have values from elsewhere" if merged else None
+
+
+def _set(value: bytes | None, compression: str | None) -> bytes:
+    """Return a change set of a key with 2 MiB, and of one with this value."""
+    sink = pa.BufferOutputStream()
+    with pa.ipc.new_stream(sink, SCHEMA, options=pa.ipc.IpcWriteOptions(compression=compression)) as writer:
+        values = pa.array([os.urandom(2 * _MIB), value], pa.binary())
+        writer.write_batch(pa.record_batch([pa.array([b"\0\0a", b"\0\0b"], pa.binary()), values], schema=SCHEMA))
+    return bytes(sink.getvalue().to_pybytes())
+
+
+def _complete(job: AttackerJob, sets: Iterable[bytes]) -> None:
+    """Complete a checkpoint with each of these sets, and wait until their log may have been compacted."""
+    operators, base = [{"name": "op", "parallelism": 1, "key_schema": "", "states": {}}], None
+    for number, payload in enumerate(sets):
         job.post(f"checkpoints/{number}/begin", {"epoch": job.epoch})
-        ref = job.append(job.epoch, sink.getvalue().to_pybytes(), checkpoint_id=number, count=2)
+        ref = job.append(job.epoch, payload, checkpoint_id=number, count=2)
         body = {**complete_body(job.epoch, number, base, [answered(ref)]), "operators": operators}
         base = answered(job.post(f"checkpoints/{number}/complete", body))["ref"]
     time.sleep(_MERGED_S)
-    return None
 
 
 def _long_offsets(target: Attacked) -> str | None:
@@ -208,6 +227,7 @@ def cases() -> list[Case]:
         Case(_GROUP, "compressed JSON of 200 MB", _append_bomb, rss_growth_max=48 * _MIB),
         Case(_GROUP, "change set that unpacks to 512 MiB", _bomb, neighbour_ms_max=60_000.0),
         Case(_GROUP, "log that unpacks to 1.5 GiB", _merged_bombs, known=("merged",), neighbour_ms_max=60_000.0),
+        Case(_GROUP, "log with values elsewhere in memory", _values_elsewhere, known=("elsewhere",)),
         Case(_GROUP, "offsets of 25 MiB", _long_offsets, known=("offsets",), rss_growth_max=160 * _MIB),
         _claiming("claimed 100 MiB, sent four bytes", 100 * _MIB, 1),
         _claiming("claimed 30 MiB, twenty times", 30 * _MIB, 20),

@@ -9,9 +9,11 @@ import pytest
 
 from dstl_service.cli import main
 from dstl_service.collection.tombstones import Deletions
+from dstl_service.formats.checkpoint_record import CheckpointRecord, decode_record, encode_record
 from dstl_service.formats.checksummed_json import seal
 from dstl_service.formats.manifest import ManifestKind, decode_manifest
 from dstl_service.registry.job_store import JobStore
+from dstl_service.wire import CheckpointRef
 from storage.clock import SystemClock, SystemIds
 from storage.errors import CorruptDataError, UnavailableError
 from storage.local_store import LocalStore
@@ -129,6 +131,19 @@ def test_operator_of_wrong_types_is_damaged(
     assert main(["checkpoints", "job", "--storage", store.url]) == 2
 
     assert f"manifest {MANIFEST_KEY} cannot be read" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("base", ["0.1.m", "1.1.m", "0.2.n"])
+def test_bases_lead_to_an_end(store: LocalStore, base: str, capsys: pytest.CaptureFixture[str]) -> None:
+    """C36: a manifest whose base is not before it is damaged: its readers would go round in a circle for ever."""
+    store.put(MANIFEST_KEY, manifest(kind="delta", base=base))
+
+    assert [main([*command, "--storage", store.url]) for command in (["checkpoints", "job"], ["fsck", "job"])] == [2, 1]
+
+    assert f"its base {base} is not before it" in "".join(capsys.readouterr())
+    record = encode_record(CheckpointRecord("job", "u", 16, 0, (), uid="m", epoch=1, base=CheckpointRef.parse(base)))
+    with pytest.raises(CorruptDataError, match="is not before it"):
+        decode_record(record, "note")
 
 
 @pytest.mark.parametrize("number", ["-5", "1e999", "1e9", "1" + "0" * 4000, "1" + "0" * 20, "1000", '"1"', "true"])

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import struct
 from contextlib import suppress
+from typing import Any
 
 import pyarrow as pa
 import pytest
@@ -82,6 +83,50 @@ def test_long_values_are_put_into_columns_in_parts() -> None:
     ]
 
 
+def _with_offsets(*offsets: int) -> bytes:
+    """Return a change set of three keys whose values lie where its writer says; the second key is deleted."""
+    payload = change_set._encoded(ChangeColumns.of({b"\0\0a": b"12345678", b"\0\0b": None, b"\0\0c": b"9"}), None)
+    at = payload.rindex(struct.pack("<4i", 0, 8, 8, 9))
+    return payload[:at] + struct.pack("<4i", *offsets) + payload[at + 16 :]
+
+
+@pytest.mark.parametrize(
+    "offsets",
+    [(0, 100_000, 8, 9), (-9, 8, 8, 9), (0, 8, -9, 9), (0, 8, 8, 100_000), (0, 8, 8, 2**31 - 1), (9, 8, 8, 0)],
+)
+def test_values_elsewhere_in_memory_are_damage(offsets: tuple[int, ...]) -> None:
+    """C30: a change set whose offsets lead out of its bytes is damage: it would get other memory of its reader."""
+    hostile = _with_offsets(*offsets)
+
+    with pytest.raises(CorruptDataError, match="hostile cannot be read"):
+        decode_columns(hostile, "hostile")
+    with pytest.raises(CorruptDataError, match="hostile cannot be read"):
+        list(
+            merge_change_sets(
+                [(hostile, "hostile", [KeyGroupRange(0, 0)])],
+                keep_deleted=False,
+                size_bytes_max=1 << 20,
+                decoded_bytes_max=1 << 20,
+            )
+        )
+    assert list(decode_change_set(_with_offsets(0, 8, 8, 9), "own")) == [
+        (b"\0\0a", b"12345678"),
+        (b"\0\0b", None),
+        (b"\0\0c", b"9"),
+    ]
+
+
+def test_null_keys_are_damage() -> None:
+    """A key that is null sorts nowhere, so it is damage, also where a change set hides its number of nulls."""
+    keys = pa.array([b"\0\0a", None], pa.binary())
+    sink = pa.BufferOutputStream()
+    with pa.ipc.new_stream(sink, change_set.SCHEMA) as writer:
+        writer.write_batch(pa.record_batch([keys, keys], schema=change_set.SCHEMA))
+
+    with pytest.raises(CorruptDataError, match="a key is null"):
+        decode_columns(sink.getvalue().to_pybytes(), "hostile")
+
+
 class TestDecodedSize:
     """C7: the decoded size of a payload is known and bounded before anything is decoded."""
 
@@ -102,6 +147,20 @@ class TestDecodedSize:
 
         with pytest.raises(CorruptDataError, match="would become"):
             decode_columns(bytes(payload), "claim")
+
+    @pytest.mark.parametrize("form", [{"use_legacy_format": True}, {"metadata_version": pa.ipc.MetadataVersion.V4}])
+    def test_older_forms_of_arrow_are_refused(self, form: dict[str, Any]) -> None:
+        """C31: Arrow reads older forms as well, in which its reader here finds no sizes: they are damage."""
+        columns = ChangeColumns.of({b"\0\0k": bytes(128 << 20)})
+        sink, options = pa.BufferOutputStream(), pa.ipc.IpcWriteOptions(compression="zstd", **form)
+        with pa.ipc.new_stream(sink, change_set.SCHEMA, options=options) as writer:
+            writer.write_batch(pa.record_batch(list(columns), schema=change_set.SCHEMA))
+        del columns
+        held_bytes = pa.default_memory_pool().bytes_allocated()
+
+        with pytest.raises(CorruptDataError, match="present form"):
+            decode_columns(sink.getvalue().to_pybytes(), "old")
+        assert pa.default_memory_pool().bytes_allocated() <= held_bytes
 
     def test_merge_of_more_than_fits_is_refused_before_it_is_decoded(self) -> None:
         """Change sets that are acceptable individually may together not exceed the limit of a merge."""

@@ -8,6 +8,7 @@ import subprocess
 from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -118,9 +119,9 @@ def test_lost_answer_of_link_is_success(store: LocalStore, monkeypatch: pytest.M
     """I5: a mount may repeat a `link` whose response was lost and then find its own file; that is success."""
     link = os.link
 
-    def link_twice(source: str, target: str) -> None:
-        link(source, target)
-        link(source, target)
+    def link_twice(source: str, target: str, **given: Any) -> None:
+        link(source, target, **given)
+        link(source, target, **given)
 
     monkeypatch.setattr(os, "link", link_twice)
     store.put("k", b"mine", if_absent=True)
@@ -210,12 +211,12 @@ def test_folder_removed_during_a_put_is_made_again(
     link, rename = os.link, os.rename
     removed: list[str] = []
 
-    def meddling(name: Callable[[str, str], None]) -> Callable[[str, str], None]:
-        def act(source: str, target: str) -> None:
+    def meddling(name: Callable[..., None]) -> Callable[..., None]:
+        def act(source: str, target: str, **given: Any) -> None:
             if not removed:
-                removed.append(os.path.dirname(target))
+                removed.append(os.readlink(f"/proc/self/fd/{given['dst_dir_fd']}"))
                 os.rmdir(removed[0])
-            name(source, target)
+            name(source, target, **given)
 
         return act
 
@@ -298,11 +299,61 @@ def test_links_of_folders_are_not_followed(store: LocalStore, tmp_path: Path) ->
         lambda: store.put("job/segments/host/1", b"y"),
         lambda: LocalStore(tmp_path / "base").put("job/segments/new/1", b"y"),
         lambda: store.remove_empty_folders("job/segments", -1),
+        lambda: store.get("job/segments/host/1"),
+        lambda: store.get_range("job/segments/host/1", 0, 1),
+        lambda: store.head("job/segments/host/1"),
     ):
         with pytest.raises(UnavailableError, match="is a link, which is not followed"):
             call()
 
     assert [path.read_bytes() for path in elsewhere.rglob("*") if path.is_file()] == [b"x"]
+
+
+@pytest.mark.parametrize("if_absent", [True, False])
+def test_folder_that_becomes_a_link_is_not_followed(
+    store: LocalStore, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, if_absent: bool
+) -> None:
+    """C32: a folder that was looked at and is a link when the file gets its name leads no put to files elsewhere."""
+    store.put("job/1", b"x")
+    (tmp_path / "elsewhere").mkdir()
+    folder = tmp_path / "base" / "job"
+
+    def redirecting(name: Callable[..., None]) -> Callable[..., None]:
+        def act(*paths: str, **given: Any) -> None:
+            monkeypatch.undo()
+            os.rename(folder, tmp_path / "aside")
+            folder.symlink_to(tmp_path / "elsewhere")
+            name(*paths, **given)
+
+        return act
+
+    monkeypatch.setattr(os, "link", redirecting(os.link))
+    monkeypatch.setattr(os, "rename", redirecting(os.rename))
+    with suppress(UnavailableError):
+        store.put("job/2", b"y", if_absent=if_absent)
+
+    assert list((tmp_path / "elsewhere").iterdir()) == []
+    assert sorted(path.name for path in (tmp_path / "aside").iterdir()) == ["1", "2"]
+
+
+def test_links_of_files_are_not_followed(store: LocalStore, tmp_path: Path) -> None:
+    """C32: a link in the place of an object leads no reader to a file elsewhere, which may be another one's secret."""
+    store.put("job/1", b"x")
+    (tmp_path / "token").write_bytes(b"secret")
+    (tmp_path / "base" / "job" / "2").symlink_to(tmp_path / "token")
+
+    for call in (
+        lambda: store.get("job/2"),
+        lambda: store.get_range("job/2", 0, 1),
+        lambda: store.head("job/2"),
+        lambda: store.put("job/2", b"secret", if_absent=True),
+    ):
+        with pytest.raises(UnavailableError, match="is a link, which is not followed"):
+            call()
+    assert [info.key for info in store.list("job/")] == ["job/1"]
+
+    store.put("job/2", b"mine")
+    assert (store.get("job/2"), (tmp_path / "token").read_bytes()) == (b"mine", b"secret")
 
 
 def test_base_may_be_a_link(tmp_path: Path) -> None:

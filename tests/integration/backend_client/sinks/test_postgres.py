@@ -362,12 +362,12 @@ def test_partitions_must_be_kept_as_their_table(server: PostgresServer, slot: Sl
         connection.execute("create server elsewhere foreign data wrapper nothing")
         connection.execute("create foreign table far partition of far_halves default server elsewhere")
     sink = PostgresSink(server.conninfo, "halves")
-    with pytest.raises(InvalidInputError, match=r"table deeper is unlogged .* alter table deeper set logged"):
+    with pytest.raises(InvalidInputError, match=r"table public\.deeper is unlogged .* table public\.deeper set logged"):
         sink.check(COLUMNS, [slot])
     with psycopg.connect(server.conninfo) as connection:
         connection.execute("alter table deeper set logged")
     sink.check(COLUMNS, [slot])
-    with pytest.raises(InvalidInputError, match="partition far of table far_halves is on another server"):
+    with pytest.raises(InvalidInputError, match=r"partition public\.far of table far_halves is on another server"):
         PostgresSink(server.conninfo, "far_halves").check(COLUMNS, [slot])
 
 
@@ -458,6 +458,41 @@ def test_markers_of_a_stranger_are_refused(server: PostgresServer, table: str, s
     with psycopg.connect(server.conninfo) as connection:
         connection.execute(f"alter table {markers} owner to {user}")
     sink.check(COLUMNS, [slot])
+
+
+def test_functions_of_a_stranger_are_not_called(slot: Slot) -> None:
+    """C33: who may create functions where names are found would run code with the rights of the sink's user."""
+    planted = {
+        "unnest(text[])": "setof text",
+        "unnest(int2[])": "setof int2",
+        "ltrim(name, text)": "text",
+        "to_jsonb(pg_index)": "jsonb",
+        "to_jsonb(pg_collation)": "jsonb",
+        "has_database_privilege(name, text)": "bool",
+        "pg_terminate_backend(int)": "bool",
+        "same(varchar, varchar)": "bool",
+    }
+    columns = pa.schema([pa.field("k", pa.string()), pa.field("v", pa.int64()), pa.field("gone", pa.bool_())])
+    with PostgresServer() as own:
+        with psycopg.connect(own.conninfo) as connection:
+            connection.execute("create role sink login; create role stranger login; create table called (who text)")
+            connection.execute("grant create on schema public to public; grant insert on called to public")
+            connection.execute("create table t (k varchar(9), v bigint, unique nulls not distinct (k))")
+            connection.execute("alter table t owner to sink")
+        with psycopg.connect(own.conninfo.replace(f"user={own.user}", "user=stranger")) as connection:
+            for function, result in planted.items():
+                body = f"insert into called values (current_user); select null::{result.removeprefix('setof ')}"
+                connection.execute(f"create function {function} returns {result} language sql as $$ {body} $$")
+            connection.execute("create operator = (leftarg = varchar, rightarg = varchar, function = same)")
+        sink = PostgresSink(own.conninfo.replace(f"user={own.user}", "user=sink"), "t", key=("k",), delete_when="gone")
+        sink.check(columns, [slot])
+        for number, gone in enumerate((False, True)):
+            found = [{"k": "a", "v": 1, "gone": gone}, {"k": None, "v": 2, "gone": True}]
+            assert publish(sink, slot, number, pa.RecordBatch.from_pylist(found, schema=columns)) == 2
+        sink.open(slot).close()
+        with psycopg.connect(own.conninfo) as connection:
+            assert connection.execute("select k, v from t").fetchall() == []
+            assert connection.execute("select who from called").fetchall() == []
 
 
 def test_a_server_that_hangs_is_given_up(slot: Slot, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -948,7 +983,7 @@ def test_a_table_that_became_unlogged_takes_nothing(server: PostgresServer, slot
         sink = PostgresSink(server.conninfo, name)
         sink.check(COLUMNS, [slot])
         connection.execute(f"create unlogged table {name}_2 partition of {name} for values from (10) to (20)")
-        with pytest.raises(UnavailableError, match=rf"table {name}_2 is unlogged"):
+        with pytest.raises(UnavailableError, match=rf"table public\.{name}_2 is unlogged"):
             publish(sink, slot, 0, batch(a=11))
         connection.execute(f"alter table {name}_2 set logged")
     assert publish(sink, slot, 0, batch(a=11)) == 1

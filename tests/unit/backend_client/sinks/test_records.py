@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import struct
+
 import pyarrow as pa
 import pytest
 
@@ -43,3 +45,25 @@ def test_damaged_output_is_an_error(changes: dict[bytes, bytes | None]) -> None:
     with pytest.raises(CorruptDataError, match="output in the-object cannot be read"):
         epoch_of(columns, "the-object")
         list(record_batches(columns, "the-object"))
+
+
+def test_rows_elsewhere_in_memory_are_damage() -> None:
+    """C30: rows whose values lie outside of their batch are damage; texts that are no UTF-8 are not, at any depth."""
+    texts = pa.array([b"\xff\xfe", b"text"]).view(pa.string())
+    offsets = pa.array([0, 1, 2], pa.int32())
+    columns = [
+        texts,
+        pa.array([1.5, None]),
+        pa.MapArray.from_arrays(offsets, pa.array(["k", "l"]), pa.StructArray.from_arrays([texts], ["text"])),
+        pa.ListArray.from_arrays(offsets, texts),
+        pa.LargeListArray.from_arrays(offsets.cast(pa.int64()), texts.cast(pa.large_string())),
+    ]
+    batch = pa.RecordBatch.from_arrays(columns, [*"abcde"])
+    ((changes, _),) = change_sets([batch], slot=0, epoch=1, size_bytes=1 << 20)
+    assert [*record_batches(decode_columns(encode_change_set(changes), "x"), "x")] == [batch]
+
+    ((key, value),) = changes.items()
+    at = bytes(value or b"").index(struct.pack("<3i", 0, 2, 6))
+    hostile = (value or b"")[:at] + struct.pack("<3i", 0, 100_000, 6) + (value or b"")[at + 12 :]
+    with pytest.raises(CorruptDataError, match="out of bounds"):
+        list(record_batches(decode_columns(encode_change_set({key: hostile}), "x"), "x"))

@@ -169,6 +169,25 @@ def test_path_that_is_redirected_meanwhile_is_refused(
     assert (root / "a").is_symlink() or inside.is_symlink()
 
 
+@pytest.mark.parametrize("has_root", [False, True])
+def test_link_to_the_table_of_another_job_is_refused(tmp_path: Path, has_root: bool) -> None:
+    """C35: the folders above a snapshot are those of the job's own table, wherever links of their names lead."""
+    (tmp_path / "tables" / "bobs" / "op" / "00000-00127").mkdir(parents=True)
+    theirs = snapshot_folder(tmp_path / "tables" / "bobs" / "op" / "00000-00127" / "s")
+    (tmp_path / "mallory" / "own" / "op").mkdir(parents=True)
+    (tmp_path / "mallory" / "own" / "op" / "00000-00127").symlink_to(theirs.parent)
+    root = tmp_path / "tables" if has_root else None
+
+    with pytest.raises(InvalidInputError, match="not where the job's own tables are"):
+        SnapshotFolder.open(
+            str(tmp_path / "mallory" / "own" / "op" / "00000-00127" / "s"), root, ("own", "op", "00000-00127")
+        )
+    (tmp_path / "local").symlink_to(tmp_path)
+    for place in (tmp_path, tmp_path / "local"):
+        own = place / theirs.relative_to(tmp_path)
+        SnapshotFolder.open(str(own), root, ("bobs", "op", "00000-00127")).close()
+
+
 def test_links_may_lead_below_the_root(tmp_path: Path) -> None:
     """The root, and the folder above a snapshot, may be links; the snapshot itself may not."""
     (tmp_path / "root" / "a").mkdir(parents=True)

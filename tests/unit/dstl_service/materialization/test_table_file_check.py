@@ -106,6 +106,15 @@ def test_block_at_the_place_of_another_is_found(large: dict[str, bytes]) -> None
     assert not is_valid(name, data[:5000] + data[:1000] + data[6000:], large)
 
 
+@pytest.mark.parametrize("place", ["size", "name_size"])
+def test_forged_number_takes_no_time(place: str) -> None:
+    """C37: a number of a million bytes, whose computation takes minutes, is damage at its eleventh byte."""
+    forged = sst_file(b"data", **{place: b"\xff" * 1_000_000 + b"\x01"})
+
+    with pytest.raises(DamagedFileError, match="more than 64 bits"):
+        check_table_file("000001.sst", forged, [])
+
+
 def test_current_names_a_file_of_the_snapshot() -> None:
     """A snapshot is opened by the file that CURRENT names, so that file must be there."""
     assert is_valid("CURRENT", CURRENT, ["MANIFEST-000005"])

@@ -17,7 +17,7 @@ import pytest
 from starlette.types import Message
 
 from dstl_service.access.certificates import TlsSettings
-from dstl_service.peers.addresses import FOLDER, PeerRegistry, announce, encode_entry, origin_of, parse_allowed
+from dstl_service.peers.addresses import FOLDER, PeerRegistry, announce, encode_entry, matches, origin_of, parse_allowed
 from dstl_service.peers.calls import PeerCalls
 from dstl_service.peers.client import PeerClient
 from dstl_service.process.fair_slots import FairSlots
@@ -195,6 +195,30 @@ class TestWhoIsAsked:
         registry = PeerRegistry(allowed, MemoryStore(), FairSlots(1).acquire, FakeClock(), needs_tls=False)
 
         assert asyncio.run(registry.check("job", origin)) == origin
+
+    @pytest.mark.parametrize(
+        ("pattern", "origin", "is_listed"),
+        [
+            ("http://10.0.0.*:7071", "http://10.0.0.17:7071", True),
+            ("http://10.0.0.*:7071", "http://10.0.0.17.evil.example:7071", False),
+            ("http://10.*:7071", "http://10.20.30.40:7071", True),
+            ("http://10.*:7071", "http://10.20.30.40.evil.example:7071", False),
+            ("http://host-*:7071", "http://host-3:7071", True),
+            ("http://host-*:7071", "http://host-3.evil.example:7071", False),
+            ("http://host-*.spark.example:7071", "http://host-3.spark.example:7071", True),
+            ("http://host-*.spark.example:7071", "http://host-3.evil.example:7071", False),
+            ("http://host-*", "http://host-3.evil.example:80", False),
+            ("https://*.spark.example:7071", "https://a.b.spark.example:7071", True),
+            ("https://*.spark.example:7071", "https://spark.example.evil:7071", False),
+            ("https://*.spark.example:*", "https://a.spark.example:1", True),
+            ("https://*:7071", "https://any.host:7071", True),
+            ("https://*:7071", "http://any.host:7071", False),
+            ("http://h?st-*:7071", "http://host-3:7071", False),
+        ],
+    )
+    def test_pattern_lists_no_names_of_strangers(self, pattern: str, origin: str, is_listed: bool) -> None:
+        """C34: who has a domain could have a host there whose name begins like the listed ones, and get the token."""
+        assert matches(pattern, origin) is is_listed
 
     @pytest.mark.parametrize("tls", [{"ca_file": True}, {"certificate_file": True}], ids=str)
     def test_service_with_tls_asks_nobody_in_the_clear(self, tls: dict[str, bool], tmp_path: Any) -> None:

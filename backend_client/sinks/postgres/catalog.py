@@ -1,0 +1,55 @@
+"""
+Questions to PostgreSQL's catalogue, and the operators that compare keys.
+
+Whoever may create functions in a schema of the search path, as all users may in ``public`` before PostgreSQL 15, can
+have theirs taken for one of PostgreSQL's: for given types theirs may fit better, or theirs is found first. It would run
+with the rights of the sink's user. So what is not the table's own is looked up in PostgreSQL's own schema.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterator
+from contextlib import contextmanager
+
+import psycopg
+
+from storage.errors import UnavailableError
+
+_EQUAL = """
+select a.attname::text, format('operator(%%I.%%s)', n.nspname, o.oprname)
+from pg_index i cross join lateral unnest(i.indkey::int2[], i.indclass::oid[]) as p(number, class)
+join pg_attribute a on a.attrelid = i.indrelid and a.attnum = p.number join pg_opclass c on c.oid = p.class
+join pg_amop m on m.amopfamily = c.opcfamily and m.amopmethod = c.opcmethod and m.amopstrategy = 3
+  and m.amoplefttype = c.opcintype and m.amoprighttype = c.opcintype
+join pg_operator o on o.oid = m.amopopr join pg_namespace n on n.oid = o.oprnamespace
+where i.indrelid = %s::oid and i.indisunique and i.indisvalid and a.attname = any(%s::text[])
+"""
+
+
+@contextmanager
+def in_catalog(connection: psycopg.Connection) -> Iterator[None]:
+    """Within a transaction, find PostgreSQL's own functions and operators only; an error must end the transaction."""
+    connection.execute("set local search_path to pg_catalog, pg_temp")
+    yield
+    connection.execute("set local search_path to default")
+
+
+def oid_of(connection: psycopg.Connection, table: str) -> int | None:
+    """Return the number of a table, as SQL names it; None if the search path has none of this name."""
+    row = connection.execute("select pg_catalog.to_regclass(%s)::pg_catalog.oid", [table]).fetchone()
+    return None if row is None else row[0]
+
+
+def equality(connection: psycopg.Connection, table: str, key: Collection[str]) -> dict[str, str]:
+    """
+    Return the operator for each column of a key by which the table's unique index tells keys apart, as SQL.
+
+    Raises:
+        UnavailableError: The index was dropped just now.
+    """
+    oid = oid_of(connection, table)
+    with in_catalog(connection):
+        found: dict[str, str] = dict(connection.execute(_EQUAL, [oid, list(key)]).fetchall())
+    if lacking := [column for column in key if column not in found]:
+        raise UnavailableError(f"table {table} no longer has a unique index on {', '.join(lacking)}: create it again")
+    return found

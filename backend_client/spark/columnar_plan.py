@@ -151,12 +151,18 @@ class ColumnarPlan:
         Return the columns of the output.
 
         Raises:
-            InvalidInputError: The processor does not define it.
+            InvalidInputError: The processor does not define it, or two columns have one name.
         """
         schema = self.processor.output_schema(self.all_keys, self.rows)
         if schema is None:
             raise InvalidInputError(
                 f"{type(self.processor).__name__} has no output_schema; pass outputStructType to transform_columns"
+            )
+        twice = next((name for name in schema.names if schema.names.count(name) > 1), None)
+        if twice is not None:
+            raise InvalidInputError(
+                f"the output of {type(self.processor).__name__} would have two columns named {twice!r}: keys, windows "
+                "and results are columns side by side. Give the result another name=…, or rename the key"
             )
         return spark_schema(schema)
 

@@ -9,6 +9,7 @@ No I/O.
 from __future__ import annotations
 
 import re
+from collections.abc import Sequence
 from typing import Any
 
 from storage.errors import InvalidInputError
@@ -37,6 +38,8 @@ _SIMPLE = {
 }
 _DECIMALS = ("decimal", "dec", "numeric")
 _PRECISION, _SCALE = 10, 0
+_TIME_DIGITS = 6
+_UNITS = ("day", "hour", "minute", "second")
 _END = ("", "")
 
 
@@ -130,14 +133,25 @@ class _Parser:
             return f"decimal({precision},{scale})"
         if word in ("char", "varchar"):
             return f"{word}({self._numbers()[0]})"
+        if word == "time":
+            return f"time({self._numbers()[0] if self.next_is('(') else _TIME_DIGITS})"
         if word == "interval":
-            self._word("day")
-            self._word("to")
-            self._word("second")
-            return "interval day to second"
+            return self._interval()
         if word not in _SIMPLE:
             raise InvalidInputError(f"{self._text!r}: state cannot hold the type {word}")
         return _SIMPLE[word]
+
+    def _interval(self) -> str:
+        first = self._unit(_UNITS)
+        if not self.takes_word("to"):
+            return f"interval {first}"
+        return f"interval {first} to {self._unit(_UNITS[_UNITS.index(first) + 1 :])}"
+
+    def _unit(self, units: Sequence[str]) -> str:
+        unit = self._word().lower()
+        if unit not in units:
+            raise InvalidInputError(f"{self._text!r}: state cannot hold intervals of {unit!r}")
+        return unit
 
     def _numbers(self) -> list[int]:
         self.expect("(")

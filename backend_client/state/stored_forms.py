@@ -227,6 +227,8 @@ def _struct_encoder(kind: dict[str, Any], path: str) -> Convert:
     encoders = [field_encoder(field, f"{path}.{field['name']}") for field in kind["fields"]]
 
     def encode(value: Any) -> list[Any]:
+        if not isinstance(value, (dict, tuple, list)) and names[0] in (attributes := getattr(value, "__dict__", {})):
+            value = attributes  # of a dataclass, for example, which Spark takes, too
         if isinstance(value, dict):
             value = [value.get(name) for name in names]
         if not isinstance(value, (tuple, list)) or len(value) != len(encoders):
@@ -239,9 +241,7 @@ def _struct_encoder(kind: dict[str, Any], path: str) -> Convert:
 def decoder(kind: Any, make_row: RowFactory) -> Convert | None:
     """Return the decoder of non-null stored values, or None if they need no decoding."""
     if isinstance(kind, str):
-        if kind.startswith("decimal"):
-            return Decimal
-        return _SIMPLE_DECODERS.get(base_type(kind))
+        return Decimal if kind.startswith("decimal") else _SIMPLE_DECODERS.get(base_type(kind))
     if kind["type"] == "struct":
         build = make_row([field["name"] for field in kind["fields"]])
         convert_all = [nullable_decoder(field["type"], make_row) for field in kind["fields"]]

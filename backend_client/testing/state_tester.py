@@ -97,7 +97,7 @@ class StateTester:
         self._watermark_ms = 0
         self.processor = processor
         self._key_schema = None if keySchema is None else _schema(keySchema)
-        self._in_pandas = False
+        self._in_pandas = initialStatePandas is not None
         self._local = LocalState(parallelism, maxParallelism)
         self._states: dict[str, StateInfo] = {}
         self._take_processor(processor)
@@ -230,9 +230,10 @@ class StateTester:
         return self._call([KeyRows(state.key_group, parts, rows)], state, self._watermark_ms)
 
     def _fire(self, previous_watermark_ms: int) -> list[Row] | DataFrame:
-        if self._key_schema is None:  # no key was seen, so there are no timers
-            return []
-        results = [row for state in self._local.partitions() for row in self._call([], state, previous_watermark_ms)]
+        results: list[Any] = []
+        if self._key_schema is not None:  # else no key was seen, so there are no timers
+            for state in self._local.partitions():
+                results += self._call([], state, previous_watermark_ms)
         return _concatenated(results) if self._in_pandas else results
 
     def _call(self, grouped: Sequence[KeyRows], state: KeyedState, previous_watermark_ms: int) -> list[Any]:

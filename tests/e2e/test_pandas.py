@@ -49,6 +49,7 @@ TYPED = (
     "struct(k, array(cast(v as int)) as inner) as pair",
     "map(coalesce(k, '-'), cast(v as int)) as named",
     "make_dt_interval(cast(v as int)) as gap",
+    "window(timestamp_seconds(1700000000.25 + v), '10 seconds') as span",
     "null as nothing",
 )
 
@@ -181,11 +182,12 @@ def both(
         spark.conf.set(name, value)
 
 
-def test_frames_and_keys_look_as_on_spark(both: Callable[..., Any]) -> None:
+@pytest.mark.parametrize("key", [["k", "ts", "day", "whole"], ["k", "wall", "span"]])
+def test_frames_and_keys_look_as_on_spark(both: Callable[..., Any], key: list[str]) -> None:
     """I14: columns, types, index, values and keys equal those of Spark's frames, for every type, with nulls."""
     files = [[(k, float(3 * batch + n)) for k in ("a", "b", None) for n in range(2)] for batch in range(4)]
 
-    theirs, ours = both(Looks, "k string, look string", ["k", "ts", "day", "whole"], files)
+    theirs, ours = both(Looks, "k string, look string", key, files)
 
     assert ours.batches == theirs.batches
 

@@ -23,7 +23,7 @@ from backend_client.spark.task.frames import FramesToArrow, GroupedFrames, Initi
 from backend_client.spark.task.pandas_settings import PandasSettings
 from backend_client.spark.task.row_calls import RowCalls
 from backend_client.spark.task.rows import row_factory
-from backend_client.state.stored_forms import in_utc
+from backend_client.state.stored_forms import Convert, in_utc
 
 _FRAMES = 500
 """Maximum number of output frames that are converted together: enough to be cheap, few enough to hold in memory."""
@@ -39,7 +39,7 @@ def pandas_calls(
 ) -> tuple[RowCalls, GroupedFrames, FramesToArrow]:
     """Return the caller of the processor, its input, and the converter of its output."""
     processor = calls.processor
-    if '"timestamp"' in calls.key_schema:
+    if '"timestamp' in calls.key_schema:  # with a zone or without
         processor = PandasKeys(processor, calls.key_schema, settings.timezone)
     given = calls.initial
     initial = None if given is None else InitialFrames(given.key_count, given.input_names, given.initial_names)
@@ -53,7 +53,7 @@ def pandas_calls(
 
 class PandasKeys(StatefulProcessor):
     """
-    A processor whose keys have timestamps in the session's time zone, without zone info, as in Spark.
+    A processor whose keys have timestamps in the session's time zone, without zone info, as in Spark; at any depth.
 
     Args:
         processor: The user's processor.
@@ -64,9 +64,7 @@ class PandasKeys(StatefulProcessor):
     def __init__(self, processor: StatefulProcessor, key_schema: str, timezone: str) -> None:
         self._processor = processor
         self._timezone = timezone
-        fields = json.loads(key_schema)["fields"]
-        self._has_zone = [field["type"] == "timestamp" for field in fields]
-        self._new_key = row_factory([field["name"] for field in fields])
+        self._shown = _of_stored(json.loads(key_schema), self._clock)
 
     def init(self, handle: Any) -> None:
         """Pass on."""
@@ -78,8 +76,8 @@ class PandasKeys(StatefulProcessor):
 
     def handleExpiredTimer(self, key: Any, timerValues: Any, expiredTimerInfo: Any) -> Iterator[Any]:
         """Pass on, with Python's timestamps in the key: the same moments of the clock as in the key of the rows."""
-        parts = (self._shown(part) if zoned else part for part, zoned in zip(key, self._has_zone, strict=True))
-        return self._processor.handleExpiredTimer(self._new_key(parts), timerValues, expiredTimerInfo)
+        key = key if self._shown is None else self._shown(key)
+        return self._processor.handleExpiredTimer(key, timerValues, expiredTimerInfo)
 
     def handleInitialState(self, key: Any, initialState: Any, timerValues: Any) -> None:
         """Pass on, with pandas timestamps in the key."""
@@ -89,12 +87,30 @@ class PandasKeys(StatefulProcessor):
         """Pass on."""
         self._processor.close()
 
-    def _shown(self, stored: datetime | None) -> datetime | None:
+    def _clock(self, stored: datetime) -> datetime:
         """Return a stored key's timestamp as the rows' key has it."""
-        return None if stored is None else self._part(in_utc(stored)).to_pydatetime()
+        shown: datetime = self._part(in_utc(stored)).to_pydatetime()
+        return shown
 
     def _part(self, value: Any) -> Any:
+        if isinstance(value, dict):  # a struct, such as a window
+            return {name: self._part(part) for name, part in value.items()}
         if not isinstance(value, datetime):
             return value
         stamp = pd.Timestamp(value)
         return stamp if stamp.tz is None else stamp.tz_convert(self._timezone).tz_localize(None)
+
+
+def _of_stored(kind: Any, convert: Convert) -> Convert | None:
+    """Return the conversion of all timestamps with a zone in a stored struct; None if there are none."""
+    if kind == "timestamp":
+        return convert
+    if isinstance(kind, str) or kind["type"] != "struct":
+        return None
+    parts = [_of_stored(field["type"], convert) for field in kind["fields"]]
+    if not any(parts):
+        return None
+    new_row = row_factory([field["name"] for field in kind["fields"]])
+    return lambda row: new_row(
+        value if part is None or value is None else part(value) for part, value in zip(parts, row, strict=True)
+    )

@@ -1,4 +1,4 @@
-"""Requirements of columnar operators on the watermark of their input, checked before the query starts."""
+"""Requirements of columnar operators on their input and output, checked before the query starts."""
 
 from __future__ import annotations
 
@@ -122,3 +122,12 @@ def test_text_that_is_not_compared_by_bytes_is_refused(text: DataType) -> None:
 
     with pytest.raises(InvalidInputError, match=r"'v' .*collation other than UTF8_BINARY.*cast it"):
         ColumnarPlan.of(Aggregate(Count()), "Update", rows, ["k"])
+
+
+@pytest.mark.parametrize("name", ["k", "window_end"])
+def test_two_columns_of_one_name_are_refused(name: str) -> None:
+    """A result called like a key or a window's column has no place in the output: its first batch failed."""
+    windows = Aggregate(Count(name=name), windows=tumbling("at", SECOND))
+
+    with pytest.raises(InvalidInputError, match=f"two columns named '{name}'.*another name"):
+        plan(windows, "Update", "at").output_schema()

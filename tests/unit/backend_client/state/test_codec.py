@@ -5,8 +5,10 @@ from __future__ import annotations
 import json
 import math
 from collections.abc import Callable
+from dataclasses import dataclass
 from datetime import UTC, date, datetime, time, timedelta, timezone
 from decimal import Decimal
+from types import SimpleNamespace
 from typing import Any
 
 import msgpack
@@ -104,6 +106,21 @@ def test_not_a_number_survives() -> None:
     (back,) = codec.decode(codec.encode((float("nan"),)))
 
     assert math.isnan(back)
+
+
+def test_struct_may_be_an_object() -> None:
+    """An object with the struct's first field, such as a dataclass, is taken as on Spark; any other one is refused."""
+
+    @dataclass
+    class Point:
+        x: int
+        day: date | None = None
+
+    codec = ValueCodec(schema(point=struct(x="long", day="date")), "state")
+    assert codec.decode(codec.encode((Point(1, date(2020, 1, 1)),))) == ((1, date(2020, 1, 1)),)
+    assert codec.decode(codec.encode((SimpleNamespace(x=2, other=3),))) == ((2, None),)
+    with pytest.raises(InvalidInputError, match=r"state\.point is of type struct<x, day>"):
+        codec.encode((SimpleNamespace(other=3),))
 
 
 def test_decimal_is_rounded_to_scale() -> None:

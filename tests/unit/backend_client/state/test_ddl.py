@@ -23,6 +23,8 @@ from tests.unit.backend_client.schemas import array, mapping, struct
         ("struct<a:int>", struct(a="integer")),
         ("struct int", struct(struct="integer")),
         ("v varchar(3), i interval day to second", struct(v="varchar(3)", i="interval day to second")),
+        ("a time, b TIME(3)", struct(a="time(6)", b="time(3)")),
+        ("i interval hour to second, j INTERVAL DAY", struct(i="interval hour to second", j="interval day")),
         ("", struct()),
     ],
 )
@@ -49,6 +51,8 @@ def test_field_may_be_required_and_commented() -> None:
         ("n decimal(x)", "found 'x', expected a number"),
         ("n long; m long", "'; m long' cannot be parsed"),
         ("n variant", "state cannot hold the type variant"),
+        ("n interval year to month", "state cannot hold intervals of 'year'"),
+        ("n interval hour to day", "state cannot hold intervals of 'day'"),
         ("n long not empty", "found 'empty', expected null"),
     ],
 )

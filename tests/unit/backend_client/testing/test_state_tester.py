@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import Any
+from typing import Any, cast
 
 import pandas as pd
 import pytest
@@ -89,6 +89,31 @@ def test_pandas_processor_is_tested() -> None:
     with StateTester(OfFrames()) as tester:
         for _ in range(2):
             pd.testing.assert_frame_equal(tester.testInPandas("k", frame), theirs.testInPandas("k", frame))
+
+
+class _Reminders(OfFrames):
+    """Sets a timer for each row of the initial state."""
+
+    def init(self, handle: Any) -> None:
+        self.handle = handle
+
+    def handleInitialState(self, key: Any, initialState: pd.DataFrame, timerValues: Any) -> None:
+        for moment in initialState["at"]:
+            self.handle.registerTimer(int(moment))
+
+    def handleExpiredTimer(self, key: Any, timerValues: Any, expiredTimerInfo: Any) -> Iterator[pd.DataFrame]:
+        yield pd.DataFrame({"key": [key[0]], "at": [expiredTimerInfo.getExpiryTimeInMs()]})
+
+
+@pytest.mark.parametrize("keys", [["k"], []])
+def test_initial_frames_make_the_results_of_timers_frames(keys: list[str]) -> None:
+    """Timers that frames of initial state have set fire as a frame, as with `TwsTester`, before any input came."""
+    begun = [(key, pd.DataFrame({"at": [10, 20]})) for key in keys]
+    theirs = TwsTester(_Reminders(), initialStatePandas=begun, timeMode="ProcessingTime")
+    with StateTester(_Reminders(), initialStatePandas=begun, timeMode="ProcessingTime") as tester:
+        for moment in (5, 10, 30):
+            ours, expected = (cast("pd.DataFrame", one.setProcessingTime(moment)) for one in (tester, theirs))
+            pd.testing.assert_frame_equal(ours, expected)
 
 
 @pytest.mark.parametrize("parallelism", [None, 3])

@@ -219,8 +219,9 @@ def _check_known(published: CheckpointRef, slot: Slot, target: Target) -> None:
 
 def _advice(target: Target) -> str:
     """Batches may have gone on since the loss: a rewind that left one would have its output taken for published."""
-    until = "from before that" if target.published is None else f"{target.published}, or one before"
-    return f"Rewind the job to checkpoint {until}, after which output is computed and published again"
+    is_known = target.published is not None
+    until = f"checkpoint {target.published}, or one before" if is_known else "a checkpoint from before that"
+    return f"Rewind the job to {until}, after which output is computed and published again"
 
 
 def publish_slot(sink: Sink, slot: Slot, read: ReadOutput, target: Target) -> int:

@@ -37,10 +37,11 @@ create table {} (
 # text becomes intervals and arrays as by default.
 # Marker and rows must be on the server's disk before the log gives them up. `on` waits for replicas, too, if there are
 # synchronous ones; other settings than `off` are the administrator's choice. This holds for opening a slot as well: it
-# ends a publisher that waits for its replicas, whose marker is then seen before they have it.
+# ends a publisher that waits for its replicas, whose marker is then seen before they have it. That such a wait was
+# cancelled is a warning, which does not come where users are told errors only.
 _BEGIN = """
 set local search_path to pg_catalog, pg_temp; set local synchronous_commit to default;
-set local intervalstyle to postgres; set local array_nulls to on;
+set local intervalstyle to postgres; set local array_nulls to on; set local client_min_messages to warning;
 select set_config('lock_timeout', '20s', true), set_config('idle_in_transaction_session_timeout', '10min', true),
   set_config('synchronous_commit', replace(current_setting('synchronous_commit'), 'off', 'on'), true);
 set local search_path to default

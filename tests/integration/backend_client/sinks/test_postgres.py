@@ -760,10 +760,16 @@ def test_marker_counts_when_replicas_have_it(slot: Slot) -> None:
         assert rows(sink) == [("a", 1)]
 
 
-def test_cancelled_wait_for_replicas_publishes_nothing(slot: Slot) -> None:
-    """An administrator may cancel a commit's wait: the server has committed, and only warns that no replica has it."""
+@pytest.mark.parametrize("told", ["notice", "error"])
+def test_cancelled_wait_for_replicas_publishes_nothing(slot: Slot, told: str) -> None:
+    """
+    An administrator may cancel a commit's wait: the server has committed, and only warns that no replica has it.
+
+    It also warns where users are told errors only.
+    """
     with PostgresServer() as own, psycopg.connect(own.conninfo, autocommit=True) as connection:
         connection.execute("create table t (k text, v bigint)")
+        connection.execute(f"alter database postgres set client_min_messages = {told}")
         sink = PostgresSink(own.conninfo, "t")
         sink.check(COLUMNS, [slot])
         with (

@@ -168,8 +168,10 @@ class RestoreService:
         # The client takes a payload about when it has applied the one before, so this measures its replay.
         self._materializer.replayed(plan.log_bytes, self._clock.monotonic_ms() - started_ms)
 
-    def snapshots(self, plan: RestorePlan) -> SnapshotStream:
-        """Yield the files of a plan's materializations; blocking."""
+    def snapshots(self, plan: RestorePlan, *, by_path: bool) -> SnapshotStream:
+        """Yield the files of a plan's materializations, with `by_path` those on disk by their path; blocking."""
+        if by_path:
+            return read_snapshots(plan, self._downloads, self._ahead, self._downloads.lend)
         return read_snapshots(plan, self._downloads, self._ahead)
 
     def progress(self, table: TableId, plan: RestorePlan, count: Callable[[int], None]) -> RestoreProgress:

@@ -111,6 +111,8 @@ class ServiceClient:
         self._certificate = certificate
         self._patience_s = patience_s
         self._ensure = ensure
+        self.takes_files = address.startswith("unix:") and not self.keeps_copies
+        """Whether restores of tables may name files on this host's disk in place of their bytes."""
 
     def get(self, path: str) -> Any:
         """Return the JSON answer to a GET."""
@@ -176,6 +178,7 @@ class ServiceClient:
             "output": "true" if is_output else None,
             "only": only,
             "copy": "true" if self.keeps_copies else None,
+            "files": "true" if self.takes_files and not is_output else None,
         }
         given = urlencode({name: value for name, value in query.items() if value is not None})
         with self._frames("GET", f"/v1/jobs/{job}/restore?{given}", None, patience_s) as frames:

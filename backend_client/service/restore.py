@@ -12,7 +12,7 @@ import struct
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
-from itertools import chain, takewhile
+from itertools import takewhile
 from typing import Any, TypeAlias
 
 from backend_client.service.client import ServiceClient
@@ -20,7 +20,7 @@ from backend_client.service.deadline import Deadline
 from backend_client.service.host_link import link_to_read
 from backend_client.table.local_disk import LocalDiskError
 from backend_client.table.memory_table import MemoryTable
-from backend_client.table.snapshot import IncomingSnapshot
+from backend_client.table.snapshot import FileNotHereError, IncomingSnapshot
 from backend_client.table.state_table import StateTable
 from dstl_service.wire import (
     ChangeSetRef,
@@ -37,7 +37,7 @@ from dstl_service.wire import (
     SnapshotFrame,
     read_frames,
 )
-from storage.change_set import ChangeColumns, decode_columns, in_columns
+from storage.change_set import ChangeColumns, decode_columns
 from storage.checksum import checksum64
 from storage.errors import CorruptDataError, UnavailableError
 from storage.key_groups import KeyGroupRange
@@ -59,7 +59,7 @@ class Advance:
     The result of advancing a table.
 
     Args:
-        changes: Number of applied changes.
+        changes: Number of applied changes of the log.
         materialize: Whether the sidecar requests a snapshot of the table now.
         materialized: Report of the table's snapshot for the driver: its announcement, or a stored one's handle.
     """
@@ -177,9 +177,12 @@ def _advance(
         return Advance(0)
     try:
         return _apply(table, client, job, operator, key_groups, from_checkpoint, to_checkpoint, until)
+    except FileNotHereError:
+        client.takes_files = False
     except _GoneError:
-        table.clear()
-        return _apply(table, client, job, operator, key_groups, None, to_checkpoint, until)
+        pass
+    table.clear()
+    return _apply(table, client, job, operator, key_groups, None, to_checkpoint, until)
 
 
 def _apply(
@@ -200,8 +203,9 @@ def _apply(
             raise unexpected_frame(plan)
         if plan.is_full:
             table.clear()
-        left = _adopted(table, frames, key_groups) if plan.snapshots == 1 else frames
-        changes = table.advance_columns(_changes(table, left), to_checkpoint)
+        for _ in range(plan.snapshots):
+            _take_snapshot(table, frames, key_groups if plan.snapshots == 1 else None)
+        changes = table.advance_columns(_changes(frames), to_checkpoint)
         return Advance(changes, plan.materialize, plan.materialized)
 
 
@@ -222,29 +226,27 @@ def _in_time(frames: Frames, until: Deadline) -> Frames:
         yield frame, payload
 
 
-def _adopted(table: StateTable, frames: Frames, key_groups: KeyGroupRange) -> Frames:
-    """If the first snapshot has exactly the table's key groups, make it the table; return the remaining frames."""
-    frame, payload = next(frames)
-    if not isinstance(frame, SnapshotFrame) or frame.key_groups != key_groups or frame.counted != (key_groups,):
-        return chain([(frame, payload)], frames)
+def _take_snapshot(table: StateTable, frames: Frames, adopted: KeyGroupRange | None) -> None:
+    """Make the next snapshot the table, if it has exactly these key groups; else copy what counts of it."""
+    frame, _ = next(frames)
+    if not isinstance(frame, SnapshotFrame):
+        raise unexpected_frame(frame)
     with table.receiving(frame.index_key, frame.version) as incoming:
         _receive(incoming, frame, frames)
-        table.adopt(incoming)
-    return frames
+        if frame.key_groups == adopted and frame.counted == (adopted,):
+            table.adopt(incoming)
+        else:
+            for part in frame.counted:
+                table.copy(_of_snapshot(incoming, part))
 
 
-def _changes(table: StateTable, frames: Frames) -> Changes:
+def _changes(frames: Frames) -> Changes:
     for frame, payload in frames:
         match frame:
             case EndFrame():
                 return
             case GoneFrame():
                 raise _GoneError
-            case SnapshotFrame():
-                with table.receiving(frame.index_key, frame.version) as incoming:
-                    _receive(incoming, frame, frames)
-                    for part in frame.counted:
-                        yield from _of_snapshot(incoming, part)
             case SegmentFrame():
                 yield from _segment(frame, payload)
             case _:
@@ -259,10 +261,9 @@ def _receive(incoming: IncomingSnapshot, snapshot: SnapshotFrame, frames: Frames
         incoming.take(piece, payload)
 
 
-def _of_snapshot(incoming: IncomingSnapshot, key_groups: KeyGroupRange) -> Changes:
+def _of_snapshot(incoming: IncomingSnapshot, key_groups: KeyGroupRange) -> Iterator[tuple[bytes, bytes]]:
     end = _KEY_GROUP.pack(key_groups.last + 1)
-    items = takewhile(lambda item: item[0] < end, incoming.items(_KEY_GROUP.pack(key_groups.first)))
-    return in_columns(items)
+    return takewhile(lambda item: item[0] < end, incoming.items(_KEY_GROUP.pack(key_groups.first)))
 
 
 def _segment(frame: SegmentFrame, payload: bytes) -> Changes:

@@ -19,7 +19,17 @@ import shutil
 from collections.abc import Iterator
 from pathlib import Path
 
-from rocksdict import AccessType, BlockBasedOptions, Cache, ChecksumType, DBCompressionType, Options, Rdict, RdictIter
+from rocksdict import (
+    AccessType,
+    BlockBasedOptions,
+    Cache,
+    ChecksumType,
+    DBCompressionType,
+    Options,
+    Rdict,
+    RdictIter,
+    ReadOptions,
+)
 
 from backend_client.table.local_disk import LocalDiskError
 
@@ -94,7 +104,7 @@ class TableFiles:
         return Rdict(str(self._folder), self._options, {"default": self._options}, access or AccessType.read_write())
 
 
-def entries_from(table: Rdict, low: bytes) -> Iterator[tuple[bytes, bytes]]:
+def entries_from(table: Rdict, low: bytes, options: ReadOptions | None = None) -> Iterator[tuple[bytes, bytes]]:
     """
     Yield the entries of a table in raw mode from a key on, in key order.
 
@@ -104,7 +114,7 @@ def entries_from(table: Rdict, low: bytes) -> Iterator[tuple[bytes, bytes]]:
         Exception: RocksDB's error about the files, see `backend_client.table.local_disk.is_damage`.
     """
     entry: tuple[bytes, bytes] | None = None
-    for entry in table.items(from_key=low):  # type: ignore[assignment]  # raw mode has bytes only
+    for entry in table.items(from_key=low, read_opt=options):  # type: ignore[assignment]  # raw mode has bytes only
         yield entry  # type: ignore[misc]
     end = table.iter()
     end.seek(low if entry is None else entry[0])

@@ -1,5 +1,5 @@
 """
-Snapshots of tables: made as hard links for the sidecar to store, and reassembled from its stream.
+Snapshots of tables: made as hard links for the sidecar to store, and reassembled from its stream and its downloads.
 
 A snapshot is a folder beside the table's slot with the files that RocksDB needs to open it: SST files, MANIFEST and
 CURRENT. Every user of such a folder, the sidecar included, holds a shared lock on it. An unlocked one was left by a
@@ -18,7 +18,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from rocksdict import AccessType, Checkpoint, Options, Rdict
+from rocksdict import AccessType, Checkpoint, Options, Rdict, ReadOptions
 
 from backend_client.table.files import entries_from
 from backend_client.table.local_disk import LocalDiskError, is_damage
@@ -27,7 +27,13 @@ from storage.checksum import running_checksum128
 from storage.errors import CorruptDataError, DstlError
 
 VERSION_KEY = b"\xff\xffversion"  # sorts after all key groups, which are at most 0x7fff
+_DOWNLOAD = re.compile(r"part-[0-9a-f]{32}/[0-9]+")
+_BUFFER_BYTES = 1 << 20
 _FILE = re.compile(r"[0-9]{6,20}\.sst|MANIFEST-[0-9]{6,20}|CURRENT")
+
+_ONCE = ReadOptions()  # each block is read once, so keeping blocks would only cost time
+_ONCE.fill_cache(False)  # type: ignore[call-arg]  # its stubs are wrong
+_ONCE.set_readahead_size(256 << 10)
 
 
 @contextmanager
@@ -74,6 +80,10 @@ def remove_left_behind(folder: Path) -> None:
             os.close(lock)
 
 
+class FileNotHereError(Exception):
+    """A file of a snapshot cannot be taken from this host's disk; its bytes must be sent."""
+
+
 @dataclass(slots=True)
 class _OpenFile:
     """A file that is still incomplete."""
@@ -112,15 +122,22 @@ class IncomingSnapshot:
 
     def take(self, piece: FileFrame, payload: bytes) -> None:
         """
-        Write the next piece.
+        Write the next piece, or take the whole file.
 
         Raises:
             CorruptDataError: It is out of order, or the file differs from what was stored; names the object.
+            FileNotHereError: A whole file cannot be taken, or differs from what was stored.
             LocalDiskError: It cannot be written.
         """
         source, name = piece.object_key, piece.name
         try:
+            if piece.path:
+                self._check_begins(piece)
+                _take_file(piece, self.folder / name)
+                self.files += 1
+                return
             if piece.offset == 0:
+                self._check_begins(piece)
                 self._begin(piece)
             file = self._open
             if file is None or (file.name, file.written) != (name, piece.offset):
@@ -156,7 +173,7 @@ class IncomingSnapshot:
         try:
             self.check_version(table.get(VERSION_KEY))
             try:
-                yield from entries_from(table, first_key)
+                yield from entries_from(table, first_key, _ONCE)
             except Exception as error:  # the files were verified against what was stored
                 raise self.unusable(error) from error
         finally:
@@ -178,12 +195,15 @@ class IncomingSnapshot:
     def _damaged(self, why: str) -> CorruptDataError:
         return CorruptDataError(f"the snapshot {self.index} cannot be used: {why}", object_key=self.index)
 
-    def _begin(self, piece: FileFrame) -> None:
+    def _check_begins(self, piece: FileFrame) -> None:
         name, source = piece.name, piece.object_key
         if self._open is not None or not _FILE.fullmatch(name):
             raise CorruptDataError(
                 f"object {source} arrived out of order, or is not named like a table's file", object_key=source
             )
+
+    def _begin(self, piece: FileFrame) -> None:
+        name, source = piece.name, piece.object_key
         descriptor = os.open(self.folder / name, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
         self._open = _OpenFile(name, source, piece.size_bytes, piece.checksum, descriptor)
 
@@ -195,6 +215,41 @@ class IncomingSnapshot:
                 f"object {file.source} is damaged: its checksum does not match", object_key=file.source
             )
         self.files += 1
+
+
+def _take_file(file: FileFrame, place: Path) -> None:
+    """
+    Move a file to its place, and verify it.
+
+    The path comes from the service, so only a download is moved: its folder is this user's, and named like one.
+    """
+    folder, name = os.path.split(file.path)
+    if not _DOWNLOAD.fullmatch(f"{os.path.basename(folder)}/{name}"):
+        raise FileNotHereError
+    hasher, buffer = running_checksum128(), memoryview(bytearray(_BUFFER_BYTES))
+    try:
+        folder_fd = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
+        try:
+            if os.fstat(folder_fd).st_uid != os.geteuid():
+                raise FileNotHereError
+            _move(name, folder_fd, place)
+        finally:
+            os.close(folder_fd)
+        with open(os.open(place, os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC), "rb", buffering=0) as stream:
+            while size := stream.readinto(buffer):
+                hasher.update(buffer[:size])
+    except (OSError, ValueError) as error:  # the latter for a path that no file can have
+        raise FileNotHereError from error
+    if hasher.hexdigest() != file.checksum:
+        raise FileNotHereError
+
+
+def _move(name: str, folder_fd: int, place: Path) -> None:
+    try:
+        os.rename(name, place, src_dir_fd=folder_fd)
+    except OSError:  # for example to another disk
+        os.unlink(name, dir_fd=folder_fd)  # nobody else needs this name of the file
+        raise
 
 
 def _write(descriptor: int, data: bytes) -> None:

@@ -33,7 +33,7 @@ from backend_client.table.journal import BYTES_MAX, CHANGES_MAX, TableJournal, m
 from backend_client.table.local_disk import LocalDiskError, is_useless
 from backend_client.table.slots import SLOTS_MAX, free_slots
 from backend_client.table.snapshot import VERSION_KEY, IncomingSnapshot, making_snapshot, remove_left_behind
-from backend_client.table.writes import write
+from backend_client.table.writes import write, write_entries
 from storage.change_set import ChangeColumns, in_columns
 
 logger = logging.getLogger("backend_client")
@@ -286,6 +286,10 @@ class StateTable:
                 self._table.close()
             self._begin()
             raise incoming.unusable(error) from error
+
+    def copy(self, entries: Iterable[tuple[bytes, bytes]]) -> None:
+        """Take entries of a snapshot into this table, which was cleared; `advance` then gives it its version."""
+        write_entries(self._table, entries)
 
     def items(self) -> Iterator[tuple[bytes, bytes]]:
         """Yield all keys with their values, in key order."""

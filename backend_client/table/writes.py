@@ -13,6 +13,7 @@ from storage.change_set import ChangeColumns
 
 # One write to RocksDB: large enough to be efficient, small compared with its write buffer; bounds Python objects, too.
 _WRITE_BYTES = 4 << 20
+_COPIED_BYTES = 256 << 10  # for entries that come one by one: they are still in the processor's cache
 _OPTIONS = WriteOptions()
 _OPTIONS.disable_wal = True  # type: ignore[method-assign, assignment]  # its stubs are wrong
 
@@ -41,6 +42,17 @@ def write(table: Rdict, parts: Iterable[ChangeColumns], version: str) -> int:
     batch.put(VERSION_KEY, version.encode())
     table.write(batch, _OPTIONS)
     return count
+
+
+def write_entries(table: Rdict, entries: Iterable[tuple[bytes, bytes]]) -> None:
+    """Write entries to a table that has no version, and gets none."""
+    batch = WriteBatch(raw_mode=True)
+    for key, value in entries:
+        batch.put(key, value)
+        if batch.size_in_bytes() >= _COPIED_BYTES:
+            table.write(batch, _OPTIONS)
+            batch = WriteBatch(raw_mode=True)
+    table.write(batch, _OPTIONS)
 
 
 def _pieces(part: ChangeColumns) -> Iterable[ChangeColumns]:

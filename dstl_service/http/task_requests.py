@@ -80,6 +80,7 @@ class RestoreRequest:
         is_output: Whether the changes are for no table, but rows in the log: a sink's output, or rows set aside.
         only: Of rows in the log, the checkpoint whose rows are asked for; None for all.
         is_copy: Whether the table is a standby's copy, which no task uses now.
+        takes_files: Whether files on this host's disk may be named in place of their bytes.
     """
 
     job: str
@@ -90,6 +91,7 @@ class RestoreRequest:
     is_output: bool = False
     only: int | None = None
     is_copy: bool = False
+    takes_files: bool = False
 
     @classmethod
     def parse(cls, job: str, query: bytes) -> RestoreRequest:
@@ -105,6 +107,7 @@ class RestoreRequest:
             values.truth("output"),
             values.number("only", NUMBER_MAX) if "only" in values else None,
             values.truth("copy"),
+            values.truth("files"),
         )
 
     @property

@@ -24,6 +24,7 @@ from dstl_service.formats.materialization_index import matches_checksum, size_in
 from dstl_service.metrics.downloads import DownloadFigures
 from dstl_service.restore.download_files import (
     DownloadedFile,
+    LentFiles,
     blocks_of,
     is_immutable,
     is_sound_object,
@@ -44,7 +45,6 @@ OBJECT_BYTES_MAX = 64 * 1024 * 1024
 PIECE_BYTES = PART_BYTES_MAX
 """A larger file of a snapshot is downloaded in pieces of this size, several at a time."""
 _SIZES_KNOWN = 100_000
-
 
 logger = logging.getLogger("dstl_service")
 
@@ -91,6 +91,7 @@ class DownloadCache:
         self._lock = threading.Lock()
         self._files: OrderedDict[str, DownloadedFile] = OrderedDict()
         self._downloads: dict[str, _Download] = {}
+        self._lent = LentFiles()
         self._size_of = lru_cache(_SIZES_KNOWN)(lambda key: store.head(key).size_bytes)  # which never changes
         self._folder: Path | None = None
         self._folder_lock = -1
@@ -133,6 +134,14 @@ class DownloadCache:
                     return data[offset : offset + size]
         return self._store.get_range(key, offset, size)
 
+    def lend(self, key: str, size_bytes: int) -> Path | None:
+        """Return a new name of a snapshot's file, for a table to take away; None if it is small, or is not kept."""
+        if not PIECE_BYTES < size_bytes <= self._bytes_max:
+            return None
+        self._shared_file(key, size_bytes)
+        file = self._used(key)
+        return None if file is None else self._lent.lend(file, self._new_path)
+
     def head(self, key: str) -> ObjectInfo:
         """Describe an object; as `ObjectStore.head`."""
         return self._store.head(key)
@@ -140,6 +149,7 @@ class DownloadCache:
     def sweep(self) -> None:
         """Remove files not read for `idle_s`."""
         before_ms = self._clock.monotonic_ms() - self._idle_s * 1000
+        self._lent.sweep(before_ms)
         with self._lock:
             idle = [(key, file) for key, file in self._files.items() if file.used_ms <= before_ms]
         for key, file in idle:
@@ -201,15 +211,16 @@ class DownloadCache:
             download.done.set()
         return download.data
 
-    def _from_file(self, key: str, offset: int, size: int | None) -> bytes | None:
+    def _used(self, key: str) -> DownloadedFile | None:
         with self._lock:
-            file = self._files.get(key)
-            if file is None:
-                return None
-            self._files.move_to_end(key)
-            file.used_ms = self._clock.monotonic_ms()
-        end = file.size_bytes if size is None else offset + size
-        if end > file.size_bytes:
+            if (file := self._files.get(key)) is not None:
+                self._files.move_to_end(key)
+                file.used_ms = self._clock.monotonic_ms()
+            return file
+
+    def _from_file(self, key: str, offset: int, size: int | None) -> bytes | None:
+        file = self._used(key)
+        if file is None or (end := file.size_bytes if size is None else offset + size) > file.size_bytes:
             return None
         try:
             data = read_verified(file, offset, end)

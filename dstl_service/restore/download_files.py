@@ -14,7 +14,7 @@ import fcntl
 import os
 import re
 import shutil
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -39,6 +39,30 @@ class DownloadedFile:
     size_bytes: int
     checksums: list[int]
     used_ms: int
+
+
+class LentFiles:
+    """Second names of files, each for one table, which takes it away. Thread-safe."""
+
+    def __init__(self) -> None:
+        self._lent_ms: dict[Path, int] = {}
+
+    def lend(self, file: DownloadedFile, new_path: Callable[[], Path]) -> Path | None:
+        """Give a file that was just used another name, and return that; None if the file is gone."""
+        try:
+            name = new_path()
+            os.link(file.path, name)
+        except OSError:
+            return None
+        self._lent_ms[name] = file.used_ms
+        return name
+
+    def sweep(self, before_ms: int) -> None:
+        """Remove the names of this time and before that no table has taken."""
+        for name, lent_ms in self._lent_ms.copy().items():
+            if lent_ms <= before_ms:
+                remove_file(name)
+                self._lent_ms.pop(name, None)
 
 
 def is_sound_object(key: str, data: bytes) -> bool:

@@ -10,10 +10,11 @@ are complete.
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
 from itertools import groupby
+from pathlib import Path
 from typing import TypeAlias
 
 from dstl_service.formats.manifest import Manifest, select_handles, state_up_to
@@ -91,10 +92,12 @@ class RestorePlan:
         return key_groups_of_segment(handle, (item.handle for item in self.materializations), self.key_groups)
 
 
-SnapshotStream: TypeAlias = Iterator[
-    tuple[PlannedMaterialization, MaterializationIndex, Iterator[tuple[SnapshotFile, int, bytes]]]
-]
-"""Each materialization with its index and its files, piece by piece: file, offset, bytes."""
+FilePieces: TypeAlias = Iterator[tuple[SnapshotFile, int, bytes | Path]]
+"""Files, piece by piece: file, offset, bytes; or where the whole file is."""
+SnapshotStream: TypeAlias = Iterator[tuple[PlannedMaterialization, MaterializationIndex, FilePieces]]
+"""Each materialization with its index and its files."""
+FindFile: TypeAlias = Callable[[str, int], Path | None]
+"""Returns where an object of this key and size is on this host's disk, if it is, for a table to take it away."""
 Payloads: TypeAlias = Iterator[tuple[SegmentHandle, BytesLike]]
 
 
@@ -183,16 +186,18 @@ def read_handles(
                 yield from read_segments(store, [handle])
 
 
-def read_snapshots(plan: RestorePlan, store: ObjectReader, ahead: ReadAhead = NOTHING_AHEAD) -> SnapshotStream:
+def read_snapshots(
+    plan: RestorePlan, store: ObjectReader, ahead: ReadAhead = NOTHING_AHEAD, find: FindFile = lambda _key, _size: None
+) -> SnapshotStream:
     """
-    Yield the snapshots of a plan.
+    Yield the snapshots of a plan; files that `find` finds by their path.
 
     Raises:
         CorruptDataError: An object is missing or too short; names it.
     """
     indexes = ahead.in_order(Part(partial(read_index, store, item.handle), 0) for item in plan.materializations)
     for planned, index in zip(plan.materializations, indexes, strict=True):
-        yield planned, index, _pieces(index, store, ahead)
+        yield planned, index, _pieces(index, store, ahead, find)
 
 
 def _missing_part(
@@ -210,12 +215,14 @@ def _missing_part(
     return Part(read, size_bytes)
 
 
-def _pieces(
-    index: MaterializationIndex, store: ObjectReader, ahead: ReadAhead
-) -> Iterator[tuple[SnapshotFile, int, bytes]]:
+def _pieces(index: MaterializationIndex, store: ObjectReader, ahead: ReadAhead, find: FindFile) -> FilePieces:
     """Yield a snapshot's files. The first piece of each is read ahead: it brings the whole file to this host's disk."""
-    first_pieces = ahead.in_order(Part(partial(read_piece, store, file, 0), CHUNK_BYTES) for file in index.files)
-    for file, piece in zip(index.files, first_pieces, strict=True):
-        yield file, 0, piece
-        for offset in piece_offsets(file)[1:]:
+
+    def first(file: SnapshotFile) -> bytes | Path:
+        return find(file.object_key, file.size_bytes) or read_piece(store, file, 0)
+
+    firsts = ahead.in_order(Part(partial(first, file), CHUNK_BYTES) for file in index.files)
+    for file, found in zip(index.files, firsts, strict=True):
+        yield file, 0, found
+        for offset in () if isinstance(found, Path) else piece_offsets(file)[1:]:
             yield file, offset, read_piece(store, file, offset)

@@ -112,7 +112,7 @@ class SnapshotFrame:
 @dataclass(frozen=True, slots=True)
 class FileFrame:
     """
-    A piece of a snapshot's file; the payload is its bytes.
+    A piece of a snapshot's file, whose bytes are the payload; or a whole file on this host's disk.
 
     Args:
         name: RocksDB's name of the file.
@@ -120,6 +120,7 @@ class FileFrame:
         offset: Offset of the piece in the file, in bytes.
         size_bytes: Size of the whole file.
         checksum: XXH3-128 of the whole file, as 32 hexadecimal digits.
+        path: Where the whole file is, if there is no payload; the table takes it away.
     """
 
     KIND: ClassVar = "file"
@@ -129,6 +130,7 @@ class FileFrame:
     offset: int
     size_bytes: int
     checksum: str
+    path: str = ""
 
     def header(self) -> dict[str, Any]:
         """Return the header that `read` parses."""
@@ -139,13 +141,14 @@ class FileFrame:
             "offset": self.offset,
             "file_size": self.size_bytes,
             "checksum": self.checksum,
+            **({"path": self.path} if self.path else {}),
         }
 
     @classmethod
     def read(cls, header: dict[str, Any]) -> FileFrame:
         """Parse a header from `header`."""
         name, object_key, checksum = (str(header[field]) for field in ("name", "object", "checksum"))
-        return cls(name, object_key, header["offset"], int(header["file_size"]), checksum)
+        return cls(name, object_key, header["offset"], int(header["file_size"]), checksum, str(header.get("path", "")))
 
 
 @dataclass(frozen=True, slots=True)

@@ -221,6 +221,7 @@ def stored_state(url: str | ObjectStore, job: str, operator: str) -> dict[bytes,
         with tempfile.TemporaryDirectory() as folder:
             incoming = IncomingSnapshot(Path(folder) / "snapshot", planned.handle.index_key, index.version.to_text())
             for file, offset, data in pieces:
+                assert isinstance(data, bytes)
                 incoming.take(FileFrame(file.name, file.object_key, offset, file.size_bytes, file.checksum), data)
             table.update({key: value for key, value in incoming.items(b"") if _counts(key, planned.counted)})
     for handle, payload in read_handles(plan.handles, store, SegmentCache(0)):

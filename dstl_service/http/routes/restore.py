@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import AbstractAsyncContextManager, nullcontext
+from dataclasses import replace
+from pathlib import Path
 from typing import Annotated
 
 from fastapi import APIRouter, Query, Response
@@ -16,7 +18,7 @@ from dstl_service.composition import Parts
 from dstl_service.http.requests import ANSWERED_BEFORE, IN_DIGITS, JobName, ServiceParts
 from dstl_service.http.task_requests import RestoreRequest
 from dstl_service.materialization.pending import Offer
-from dstl_service.restore.plan import RestorePlan
+from dstl_service.restore.plan import RestorePlan, SnapshotStream
 from dstl_service.restore.progress import RestoreProgress
 from dstl_service.restore.table_id import TableId
 from dstl_service.wire import (
@@ -57,6 +59,7 @@ class _RestoreParameters(BaseModel):
     output: bool = False
     only: Annotated[int, IN_DIGITS, Field(ge=0, le=NUMBER_MAX)] | None = None
     copy_: Annotated[bool, Field(alias="copy")] = False
+    files: bool = False
 
 
 @router.get("/restore", response_class=StreamingResponse, responses={200: {"content": {_MEDIA_TYPE: {}}}})
@@ -79,6 +82,7 @@ async def restore(job: JobName, declared: Annotated[_RestoreParameters, Query()]
     With `output` true, `operator` is a sink, or holds rows that another operator has set aside: the segments are those
     rows, without materializations; with `only`, those of this checkpoint alone.
     With `copy` true, the table is a standby's copy: it is asked for no snapshot, and its bytes are counted apart.
+    With `files` true, a ``file`` on the disk of the service's host may have its ``path`` in place of its bytes.
 
     Instead of the rest there may be one ``error``, or one ``gone``: the changes after `have` were deleted with subsumed
     checkpoints, so the table must be emptied and restored as a whole.
@@ -125,7 +129,9 @@ async def answer_restore(parts: Parts, request: RestoreRequest) -> Response:
     payloads = parts.restores.payloads(plan, at_hand, is_for_task=request.is_for_task)
     sent = metrics.copied_bytes if request.is_copy else metrics.restored_bytes
     table = TableId(job, request.operator, request.key_groups)
-    frames = _frames(parts, plan, offer, payloads, parts.restores.progress(table, plan, sent.labels(job).inc))
+    progress = parts.restores.progress(table, plan, sent.labels(job).inc)
+    snapshots = parts.restores.snapshots(plan, by_path=request.takes_files)
+    frames = _frames(plan, offer, snapshots, payloads, progress)
     if plan.size_bytes > _AT_ONCE_BYTES_MAX:
         # A sink that hangs must not keep tables waiting.
         room = parts.restores.room_for_stream(f"{job} output" if request.is_output else job, plan.held_bytes)
@@ -152,9 +158,9 @@ class _Stream(StreamingResponse):
 
 
 def _frames(
-    parts: Parts,
     plan: RestorePlan,
     offer: Offer,
+    snapshots: SnapshotStream,
     payloads: Iterator[tuple[SegmentHandle, BytesLike]],
     progress: RestoreProgress,
 ) -> Iterator[bytes]:
@@ -170,7 +176,7 @@ def _frames(
         )
     )
     try:
-        yield from _snapshot_frames(parts, plan, progress.sent)
+        yield from _snapshot_frames(snapshots, progress.sent)
         for handle, payload in payloads:
             entry = handle.entry
             frame = SegmentFrame(
@@ -190,8 +196,8 @@ def _frames(
     yield write_frame(EndFrame())
 
 
-def _snapshot_frames(parts: Parts, plan: RestorePlan, count_sent: Callable[[int], None]) -> Iterator[bytes]:
-    for planned, index, pieces in parts.restores.snapshots(plan):
+def _snapshot_frames(snapshots: SnapshotStream, count_sent: Callable[[int], None]) -> Iterator[bytes]:
+    for planned, index, pieces in snapshots:
         yield write_frame(
             SnapshotFrame(
                 index_key=planned.handle.index_key,
@@ -201,6 +207,11 @@ def _snapshot_frames(parts: Parts, plan: RestorePlan, count_sent: Callable[[int]
                 files=len(index.files),
             )
         )
-        for file, offset, data in pieces:
-            yield write_frame(FileFrame(file.name, file.object_key, offset, file.size_bytes, file.checksum), data)
-            count_sent(len(data))
+        for file, offset, found in pieces:
+            frame = FileFrame(file.name, file.object_key, offset, file.size_bytes, file.checksum)
+            if isinstance(found, Path):
+                yield write_frame(replace(frame, path=str(found)))
+                count_sent(file.size_bytes)
+            else:
+                yield write_frame(frame, found)
+                count_sent(len(found))

@@ -76,6 +76,29 @@ def test_rescaled_tables_copy_their_key_groups(job: MaterializingJob) -> None:
         assert job.restored(parallelism, f"other-{parallelism}") == job.state
 
 
+def test_large_files_are_shared_with_the_sidecar(tmp_path: Path) -> None:
+    """I14: large files of a snapshot are the sidecar's downloads themselves; damaged ones only cost time (I16)."""
+    downloads = tmp_path / "downloads"
+    with running_job(tmp_path, {"DSTL_CACHE_FOLDER": str(downloads)}) as job:
+        large = {"keys": 90, "value_bytes": 60_000}
+        job.batches_until(lambda: len([*job.objects("*-???????.sst")]) >= 2, "files of megabytes", **large)
+        job.batches_until(lambda: len(job.view().materializations) == 2, "a materialization of both tables")
+        for parallelism in (2, 3, 1):
+            assert job.restored(parallelism, f"first-{parallelism}") == job.state
+
+        kept = [path for path in downloads.rglob("part-*/*") if path.stat().st_size > 4 << 20]
+        linked = {path.stat().st_ino for path in (tmp_path / "first-2").rglob("*.sst")}
+        assert kept
+        assert {path.stat().st_ino for path in kept} <= linked
+        for path in kept:
+            data = bytearray(path.read_bytes())
+            path.unlink()  # the tables keep theirs
+            flip(path, data)
+        assert job.client.takes_files
+        assert job.restored(2, "again") == job.state
+        assert not job.client.takes_files
+
+
 def test_prepared_tables_hand_their_snapshots_over(job: MaterializingJob, tmp_path: Path) -> None:
     """A table that is prepared beside the batches answers the request for a snapshot, which is not repeated soon."""
     job.batches_until(lambda: materialized(job), "a materialization of both tables")

@@ -91,6 +91,7 @@ RESTORE_FRAMES: list[RestoreFrame] = [
     PlanFrame(is_full=True, materialize=True, materialized={"uid": "u"}, snapshots=1, segments=2, size_bytes=3),
     SnapshotFrame("the.index", "1.0.u", KeyGroupRange(0, 9), (KeyGroupRange(2, 3), KeyGroupRange(5, 5)), 4),
     FileFrame("CURRENT", "the.object", 10, 20, "0" * 32),
+    FileFrame("000008.sst", "the.object", 0, 20, "0" * 32, "/downloads/1"),
     SegmentFrame("7.seg", "0" * 16, KeyGroupRange(0, 9), (KeyGroupRange(0, 9),), 7, 1),
     SetFrame("a set", "0" * 16),
     ErrorFrame({"kind": "unavailable", "message": "store away", "context": {}}),

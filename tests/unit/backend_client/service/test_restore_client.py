@@ -330,6 +330,25 @@ def test_own_snapshot_becomes_the_table(table: StateTable, tmp_path: Path) -> No
     assert (count, table.version, dict(table.items())) == (2, "7.0.u", expected)
 
 
+def test_file_that_is_not_here_comes_as_bytes(table: StateTable, tmp_path: Path) -> None:
+    """I16: if a file cannot be taken from this host's disk, the snapshot is asked for again, as bytes."""
+    frames = snapshot_frames(tmp_path / "source", 10, 19, [[10, 19]])
+
+    class Naming(ScriptedClient):
+        takes_files = True
+
+        @contextmanager
+        def restore(self, *arguments: Any) -> Iterator[Iterator[Frame]]:
+            self.asked.append(arguments[-2:])
+            named = [({**header, "path": str(tmp_path / "gone")}, b"") for header, _ in frames[1:]]
+            yield iter([full(1), frames[0], *(named if self.takes_files else frames[1:]), END])
+
+    client = Naming()
+    advance(table, client)
+    assert client.asked == [("3.0.u", "7.0.u"), (None, "7.0.u")]
+    assert (table.version, dict(table.items())) == ("7.0.u", {key(group): b"snapshot" for group in range(10, 20)})
+
+
 def test_key_groups_are_copied_out_of_other_snapshots(table: StateTable, tmp_path: Path) -> None:
     """I14: from snapshots of other key groups, exactly the needed ones are copied, before the log."""
     frames = [

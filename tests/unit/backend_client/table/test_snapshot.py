@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import fcntl
 import os
 from collections.abc import Iterator
@@ -13,7 +14,7 @@ import pytest
 
 from backend_client.table.files import TableFiles
 from backend_client.table.local_disk import LocalDiskError
-from backend_client.table.snapshot import IncomingSnapshot
+from backend_client.table.snapshot import VERSION_KEY, FileNotHereError, IncomingSnapshot
 from backend_client.table.state_table import StateTable
 from dstl_service.wire import FileFrame
 from storage.checksum import checksum128
@@ -97,6 +98,97 @@ def test_adopted_snapshot_is_the_table(table: StateTable, tmp_path: Path) -> Non
     again = StateTable.open(tmp_path / "other")
     assert (again.version, again.get(b"\0\0new")) == ("4.0.u", b"x")
     again.close()
+
+
+def lent(folder: Path, downloads: Path) -> list[Piece]:
+    """Return a folder's files as the service names those among its downloads, which they become."""
+    part = downloads / f"part-{'0' * 32}"
+    part.mkdir(parents=True)
+    pieces = []
+    for number, (piece, _) in enumerate(pieces_of(folder, 1 << 30)):
+        (folder / piece.name).rename(part / str(number))
+        pieces.append((replace(piece, path=str(part / str(number))), b""))
+    return pieces
+
+
+def test_files_on_this_disk_are_taken(table: StateTable, tmp_path: Path) -> None:
+    """Files that the sidecar lends on this disk are moved, not copied."""
+    with table.making_snapshot() as folder:
+        inodes = {path.name: path.stat().st_ino for path in folder.iterdir()}
+        incoming = received(tmp_path / "incoming", lent(folder, tmp_path / "downloads"))
+
+    assert {path.name: path.stat().st_ino for path in incoming.folder.iterdir()} == inodes
+    assert not [path for path in (tmp_path / "downloads").rglob("*") if path.is_file()]
+    assert {key: value for key, value in incoming.items(b"") if key < b"\xff"} == CONTENT
+
+
+@pytest.mark.parametrize("damage", ["flipped", "cut", "gone", "link", "linked folder", "other user", "no path"])
+def test_file_on_this_disk_that_is_not_as_stored_is_not_taken(
+    table: StateTable, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, damage: str
+) -> None:
+    """I10, I16: a file on this disk that is damaged, gone, or not this user's must come as bytes."""
+    with table.making_snapshot() as folder:
+        (piece, _) = next(item for item in lent(folder, tmp_path / "downloads") if item[0].name.endswith(".sst"))
+    path, data = Path(piece.path), Path(piece.path).read_bytes()
+    if damage in ("flipped", "cut"):
+        path.write_bytes(data[:-1] + (bytes([data[-1] ^ 1]) if damage == "flipped" else b""))
+    elif damage == "gone":
+        path.unlink()
+    elif damage == "link":
+        path.rename(tmp_path / "elsewhere")
+        path.symlink_to(tmp_path / "elsewhere")
+    elif damage == "linked folder":
+        path.parent.rename(tmp_path / "elsewhere")
+        path.parent.symlink_to(tmp_path / "elsewhere")
+    elif damage == "other user":
+        monkeypatch.setattr(os, "geteuid", lambda: os.getuid() + 1)
+    else:
+        piece = replace(piece, path=f"\0{piece.path}")
+    incoming = IncomingSnapshot(tmp_path / "incoming", "the.index", VERSION)
+    with pytest.raises(FileNotHereError):
+        incoming.take(piece, b"")
+    incoming.close()
+
+
+def test_only_downloads_are_taken(table: StateTable, tmp_path: Path) -> None:
+    """A service cannot have a task move or remove other files of its user."""
+    with table.making_snapshot() as folder:
+        (piece, _) = next(item for item in lent(folder, tmp_path / "downloads") if item[0].name.endswith(".sst"))
+    for path in (tmp_path / "downloads" / "1", tmp_path / f"part-{'0' * 32}" / "diary"):
+        path.parent.mkdir(exist_ok=True)
+        path.write_bytes(Path(piece.path).read_bytes())
+        incoming = IncomingSnapshot(tmp_path / "incoming", "the.index", VERSION)
+        with pytest.raises(FileNotHereError):
+            incoming.take(replace(piece, path=str(path)), b"")
+        incoming.close()
+        assert path.exists()
+
+
+def test_file_on_another_disk_is_not_kept_for_it(
+    table: StateTable, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """I16: a file that cannot be moved to the table's disk must come as bytes, and its name is removed at once."""
+    with table.making_snapshot() as folder:
+        (piece, _) = next(iter(lent(folder, tmp_path / "downloads")))
+    incoming = IncomingSnapshot(tmp_path / "incoming", "the.index", VERSION)
+
+    def fail(*_: Any, **__: Any) -> None:
+        raise OSError(errno.EXDEV, "another disk")
+
+    monkeypatch.setattr(os, "rename", fail)
+    with pytest.raises(FileNotHereError):
+        incoming.take(piece, b"")
+    incoming.close()
+    assert not Path(piece.path).exists()
+
+
+def test_table_that_was_only_copied_to_has_no_version(table: StateTable, tmp_path: Path) -> None:
+    """I1: a process that dies between the entries of a snapshot and the log after it leaves no table to go on from."""
+    incoming = received(tmp_path / "incoming", snapshot_of(table))
+    other = StateTable.open(tmp_path / "other")
+    other.copy(entry for entry in incoming.items(b"\0\x0a") if entry[0] < VERSION_KEY)
+    assert other.version is None
+    other.close()
 
 
 def test_snapshot_of_another_version_is_refused(table: StateTable, tmp_path: Path) -> None:

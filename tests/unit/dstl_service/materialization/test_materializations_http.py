@@ -21,7 +21,8 @@ from dstl_service.formats.under_way import Announcement, UnderWaySnapshot, uid_i
 from dstl_service.materialization import materializer
 from dstl_service.materialization.policy import MaterializationSettings
 from dstl_service.registry.job_store import JobStore
-from dstl_service.settings import GcSettings
+from dstl_service.restore import download_cache
+from dstl_service.settings import CacheSettings, GcSettings
 from dstl_service.wire import CheckpointRef, decode_frames
 from storage.local_store import LocalStore
 from storage.memory_store import MemoryStore
@@ -150,6 +151,26 @@ def test_snapshot_goes_from_task_to_task(tasks: Tasks, store: FaultyStore, tmp_p
     assert (segment["checkpoint_id"], segment["counted"], end["kind"]) == (3, [[0, 127]], "end")
     assert tasks.metric("dstl_materializations_named_total") == 1
     assert tasks.metric("dstl_restored_bytes_total") == tasks.metric("dstl_restore_planned_bytes_total") > SIZE
+
+
+def test_large_files_are_named_where_a_table_takes_them(
+    store: FaultyStore, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A table on the sidecar's host is told where large files are; any other one gets their bytes."""
+    monkeypatch.setattr(download_cache, "PIECE_BYTES", len(FILES["000008.sst"]))  # the other one is larger
+    with service(store, materialization=EAGER, cache=CacheSettings(folder=tmp_path)) as life:
+        tasks = Tasks(life)
+        tasks.batch(tasks.stored(snapshot_folder(tmp_path / "s")))
+        before, sent = tasks.metric("dstl_restored_bytes_total"), []
+        for options in ({}, {"files": "true"}):
+            files = [frame for frame in tasks.frames(**options) if frame[0]["kind"] == "file"]
+            paths = {head["name"]: Path(head["path"]) for head, data in files if "path" in head and not data}
+            named = {name: path.read_bytes() for name, path in paths.items()}
+            assert list(named) == (["000009.sst"] if options else [])
+            assert {head["name"]: data for head, data in files} | named == FILES
+            sent.append(tasks.metric("dstl_restored_bytes_total") - before)
+
+    assert sent[1] == 2 * sent[0]
 
 
 def test_nothing_is_put_before_it_is_listed(tasks: Tasks, store: FaultyStore, tmp_path: Path) -> None:

@@ -176,6 +176,43 @@ def test_large_file_without_room_is_read_from_the_store(shared: SharedCacheFolde
     assert cache.figures.bytes_kept == 0
 
 
+def test_tables_take_large_files_away(shared: SharedCacheFolder, tmp_path: Path, large: str) -> None:
+    """Each of two tables takes its own name of one download, which stays theirs when the download makes room (I16)."""
+    cache = shared.cache(bytes_max=SIZE + 1)
+    taken = [tmp_path / "1.sst", tmp_path / "2.sst"]
+    for place in taken:
+        path = cache.lend(large, SIZE)
+        assert path is not None
+        path.rename(place)
+    other = large.replace("uid=", "uid-2=")
+    shared.faulty.put(other, CONTENT)
+    cache.get_range(other, 0, 1)
+
+    assert shared.gets(large) == 4
+    assert taken[0].samefile(taken[1])
+    assert taken[0].read_bytes() == CONTENT
+    assert not any(path.samefile(taken[0]) for path in shared.files())
+
+
+def test_only_large_files_that_are_kept_are_lent(shared: SharedCacheFolder, large: str) -> None:
+    """A file of one piece, and one for which there is no room, are read as bytes."""
+    assert shared.cache().lend(SST, 1024 * 1024) is None
+    assert shared.cache(bytes_max=SIZE - 1).lend(large, SIZE) is None
+    shared.faulty.delete([large])
+    shared.faulty.put(large, CONTENT[:-1] + b"?")
+    assert shared.cache().lend(large, SIZE) is None
+
+
+def test_file_that_no_table_took_goes_when_idle(shared: SharedCacheFolder, large: str) -> None:
+    """A table that died does not keep what was lent to it."""
+    cache = shared.cache()
+    assert cache.lend(large, SIZE) in shared.files()
+    shared.clock.advance(600_000)
+    cache.sweep()
+
+    assert shared.files() == []
+
+
 def test_failed_download_fails_nobody_else(shared: SharedCacheFolder) -> None:
     """If a download fails, the readers that waited for it try themselves."""
     shared.faulty.inject(Fault("get", FaultKind.FAIL_BEFORE))

@@ -91,7 +91,7 @@ class DownloadCache:
         self._lock = threading.Lock()
         self._files: OrderedDict[str, DownloadedFile] = OrderedDict()
         self._downloads: dict[str, _Download] = {}
-        self._lent = LentFiles()
+        self._lent = LentFiles(bytes_max)
         self._size_of = lru_cache(_SIZES_KNOWN)(lambda key: store.head(key).size_bytes)  # which never changes
         self._folder: Path | None = None
         self._folder_lock = -1

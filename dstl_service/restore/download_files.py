@@ -16,7 +16,7 @@ import re
 import shutil
 from collections.abc import Callable, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from dstl_service.formats.materialization_index import decode_index, matches_key
@@ -42,27 +42,46 @@ class DownloadedFile:
 
 
 class LentFiles:
-    """Second names of files, each for one table, which takes it away. Thread-safe."""
+    """
+    Second names of files, each for one table, which takes it away. Thread-safe.
 
-    def __init__(self) -> None:
-        self._lent_ms: dict[Path, int] = {}
+    Args:
+        bytes_max: How much the names that no table has taken yet may keep on disk, about.
+    """
+
+    def __init__(self, bytes_max: int) -> None:
+        self._bytes_max = bytes_max
+        self._lent: dict[Path, DownloadedFile] = {}
 
     def lend(self, file: DownloadedFile, new_path: Callable[[], Path]) -> Path | None:
-        """Give a file that was just used another name, and return that; None if the file is gone."""
+        """Give a file that was just used another name, and return that; None if it is gone, or too much is lent."""
+        if not self._has_room(file.size_bytes):
+            return None
         try:
             name = new_path()
             os.link(file.path, name)
         except OSError:
             return None
-        self._lent_ms[name] = file.used_ms
+        self._lent[name] = replace(file)
         return name
 
     def sweep(self, before_ms: int) -> None:
         """Remove the names of this time and before that no table has taken."""
-        for name, lent_ms in self._lent_ms.copy().items():
-            if lent_ms <= before_ms:
+        for name, file in self._lent.copy().items():
+            if file.used_ms <= before_ms:
                 remove_file(name)
-                self._lent_ms.pop(name, None)
+                self._lent.pop(name, None)
+
+    def _has_room(self, size_bytes: int) -> bool:
+        if self._fits(size_bytes):
+            return True
+        for name in self._lent.copy():
+            if not name.exists():
+                self._lent.pop(name, None)
+        return self._fits(size_bytes)
+
+    def _fits(self, size_bytes: int) -> bool:
+        return sum(file.size_bytes for file in self._lent.copy().values()) + size_bytes <= self._bytes_max
 
 
 def is_sound_object(key: str, data: bytes) -> bool:

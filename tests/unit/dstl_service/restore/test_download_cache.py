@@ -203,6 +203,17 @@ def test_only_large_files_that_are_kept_are_lent(shared: SharedCacheFolder, larg
     assert shared.cache().lend(large, SIZE) is None
 
 
+def test_files_that_no_table_takes_fill_no_disk(shared: SharedCacheFolder, tmp_path: Path, large: str) -> None:
+    """Names that wait for their tables have the room of the downloads; those that are taken have none."""
+    cache = shared.cache(bytes_max=SIZE + 1)
+    path = cache.lend(large, SIZE)
+    assert path is not None
+    assert cache.lend(large, SIZE) is None
+    path.rename(tmp_path / "1.sst")
+
+    assert cache.lend(large, SIZE) is not None
+
+
 def test_file_that_no_table_took_goes_when_idle(shared: SharedCacheFolder, large: str) -> None:
     """A table that died does not keep what was lent to it."""
     cache = shared.cache()

@@ -34,7 +34,10 @@ ROWS_PER_GROUP_BEGIN, ROWS_PER_GROUP_END = 4, 2
 """Rows are combined once a batch has the first number of rows per group, until one has fewer than the second."""
 
 ROWS_PER_GROUP_APART = 2
-"""Rows are also aggregated before they are moved if a source partition has this number of rows per group on average."""
+"""
+Rows are also aggregated before they are moved if a source partition has this number of rows per group on average, were
+there as many as the operator has: to count them, Spark would plan the rows, and may compute parts of that plan twice.
+"""
 
 _HALF_BITS = 32
 _LOW = (1 << _HALF_BITS) - 1

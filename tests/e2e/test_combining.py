@@ -259,7 +259,7 @@ def test_source_partitions_are_aggregated_where_that_leaves_few_rows(
     monkeypatch.setattr(FrameMaker, "aggregate_apart", noted)
     frame = spark.range(0, 1000, 1, 4).selectExpr("id % 7 as k", "id as v")
     ways = Ways(frame, Aggregate(Sum("v")), ("k",))
-    for per_group in (7.9, 8.0):
+    for per_group in (3.9, 4.0):
         placed = place_combined(ways.operator, ways.combining, frame, PARTITIONS, GROUPS, None, per_group)
         assert placed.count() == 7
     assert sent == [4 * 7]

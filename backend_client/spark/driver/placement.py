@@ -149,7 +149,7 @@ def place_combined(
     if combining.pane is not None:
         expressions.append(f"{combining.pane} as {PANE_COLUMN}")
     frames, aggregates, rows = FrameMaker.of(frame), combining.aggregates, None
-    if rows_per_group >= ROWS_PER_GROUP_APART * frames.partitions(frame):
+    if rows_per_group >= ROWS_PER_GROUP_APART * parallelism:
         rows = frames.aggregate_apart(frame, expressions, groups, aggregates)
     if rows is None:
         rows = frames.select_expr(frame, *expressions, "*")

@@ -121,11 +121,6 @@ class FrameMaker:
             grouped = frame._jdf.groupBy(self._columns(tuple(groups)))
             return self._made(frame, grouped.agg(self._expression(first), self._expressions(tuple(others))))
 
-    def partitions(self, frame: DataFrame) -> int:
-        """Return the number of a frame's partitions."""
-        with needed("QueryExecution.toRdd", _SERVED_FRAMES):
-            return int(frame._jdf.queryExecution().toRdd().getNumPartitions())
-
     def aggregate_apart(
         self, frame: DataFrame, expressions: Sequence[str], groups: Sequence[str], aggregates: Sequence[str]
     ) -> DataFrame | None:

@@ -51,7 +51,7 @@ from backend_client.spark.driver.placement import (
 )
 from backend_client.spark.places.hosts import PARTITION_COLUMN, Hosts
 from backend_client.spark.places.seats import Seats
-from backend_client.spark.private.frame_maker import FrameMaker
+from backend_client.spark.private.frame_maker import FrameMaker, Steps
 from backend_client.spark.query import Operator
 from backend_client.spark.task.columnar_calls import ColumnarCalls
 from backend_client.spark.task.mixed_keys import KeySeparator, with_key_groups, with_keys
@@ -135,7 +135,7 @@ class Ways:
             per_group = MANY if way is Way.COMBINED_APART else 0.0
             placed = place_combined(self.operator, self.combining, frame, PARTITIONS, GROUPS, None, per_group)
             places = (None,) * len(self.operator.key_columns)
-        found = placed.select(F.spark_partition_id().alias("partition"), "*").toArrow().combine_chunks()
+        found = placed.frame().select(F.spark_partition_id().alias("partition"), "*").toArrow().combine_chunks()
         counts, output = [0, 0, 0], list[Any]()
         for number, table in enumerate(self.tables[way]):
             own = found.filter(pa.compute.equal(found["partition"], number)).drop_columns("partition")
@@ -223,7 +223,7 @@ def test_rows_of_another_partition_are_refused(spark: SparkSession) -> None:
     """If Spark ever moved the combined rows once more, no key would be written into another partition's table."""
     frame = spark.range(100).selectExpr("id as k")
     ways = Ways(frame, Aggregate(Count()), ("k",))
-    placed = place_combined(ways.operator, ways.combining, frame, PARTITIONS, GROUPS, None).toArrow()
+    placed = place_combined(ways.operator, ways.combining, frame, PARTITIONS, GROUPS, None).frame().toArrow()
     separated = with_key_groups(with_keys(placed.to_batches(), (None,)))
     with pytest.raises(InternalError, match="key groups outside"):
         list(ways.calls(0, None, ways.combining).run(separated, Table(), Writer()))  # type: ignore[arg-type]
@@ -240,7 +240,7 @@ def test_pinned_rows_are_combined_where_they_are(spark: SparkSession) -> None:
     placed = place_combined(
         ways.operator, ways.combining, frame, PARTITIONS, GROUPS, lambda rows, _: rows.join(anchor, PARTITION_COLUMN)
     )
-    rows = placed.select(F.spark_partition_id(), ORDER_COLUMN).collect()
+    rows = placed.frame().select(F.spark_partition_id(), ORDER_COLUMN).collect()
     assert len(rows) == 7
     assert all(key_group_range(at, PARTITIONS, GROUPS).contains(order >> HASH_BITS) for at, order in rows)
 
@@ -261,7 +261,7 @@ def test_source_partitions_are_aggregated_where_that_leaves_few_rows(
     ways = Ways(frame, Aggregate(Sum("v")), ("k",))
     for per_group in (3.9, 4.0):
         placed = place_combined(ways.operator, ways.combining, frame, PARTITIONS, GROUPS, None, per_group)
-        assert placed.count() == 7
+        assert placed.frame().count() == 7
     assert sent == [4 * 7]
 
 
@@ -303,7 +303,7 @@ def test_a_query_combines_from_batch_to_batch(
     monkeypatch.setattr(combining, "ROWS_MIN", 50)
     combined: list[int] = []
 
-    def counted(operator: Operator, *args: Any) -> DataFrame:
+    def counted(operator: Operator, *args: Any) -> Steps:
         combined.append(len(output.batches))
         return place_combined(operator, *args)
 

@@ -47,7 +47,7 @@ def test_late_rows_lie_before_all_others(spark: SparkSession) -> None:
         steps=(),
         time_mode=TimeMode.EVENT,
     )
-    placed = place(operator, rows, 3, 128, None, 29_000)
+    placed = place(operator, rows, 3, 128, None, 29_000).frame()
 
     found = placed.select(F.spark_partition_id().alias("part"), "__dstl_order", "k", F.unix_millis("t").alias("t"))
     partitions = [list(group) for _, group in groupby(found.collect(), key=lambda row: row.part)]

@@ -42,7 +42,7 @@ from backend_client.spark.event_time import DELAY_KEY
 from backend_client.spark.failover.rehearsal import failing
 from backend_client.spark.own_session import own_session
 from backend_client.spark.private import frames, located, session, sinks
-from backend_client.spark.private.frame_maker import FrameMaker
+from backend_client.spark.private.frame_maker import FrameMaker, Steps
 from backend_client.spark.private.job_record import JobRecord
 from backend_client.spark.private.py4j_lookups import keep_lookups
 from backend_client.spark.private.stream_plan import stateful_operators
@@ -412,23 +412,27 @@ def test_frames_are_those_of_the_public_methods(spark: SparkSession, monkeypatch
             tripled = pa.array([number * factor.value for number in batch.column(1).to_pylist()], pa.int64())
             yield pa.RecordBatch.from_arrays([batch.column(0), tripled, batch.column(2)], ["p", "id", "s"])
 
-    def made() -> tuple[DataFrame, DataFrame]:
-        frame = maker.select_expr(rows, "id % 3 as p", "id", "s")
-        frame = maker.repartition_by_id(frame, 3, "cast(p as int)")
-        placed = maker.sort_within_partitions(frame, "p", "s")
-        mapped = maker.map_in_arrow(placed, ("p", "id", "s"), times, schema)
-        return placed, maker.drop(maker.where(mapped, "id > 9"), "p")
+    def placed() -> Steps:
+        steps = maker.steps(rows).select_expr("id % 3 as p", "id", "s")
+        return steps.repartition_by_id(3, "cast(p as int)").sort_within_partitions("p", "s")
+
+    def made() -> DataFrame:
+        return placed().map_in_arrow(("p", "id", "s"), times, schema)
 
     made()
     asked = questions_to_jvm(monkeypatch)
-    placed, found = made()
-    assert len(asked) <= 12
+    mapped = made()
+    assert len(asked) <= 15
+    asked.clear()
+    found = maker.steps(mapped).drop_last().frame()
+    assert len(asked) <= 5
     expected = rows.selectExpr("id % 3 as p", "id", "s").repartitionById(3, F.expr("cast(p as int)"))
     expected = expected.sortWithinPartitions("p", "s")
 
-    assert placed.sameSemantics(expected)
-    assert found.schema == expected.mapInArrow(times, schema).drop("p").schema
-    assert found.collect() == expected.mapInArrow(times, schema).where("id > 9").drop("p").collect()
+    assert placed().frame().sameSemantics(expected)
+    assert found.schema == expected.mapInArrow(times, schema).drop("s").schema
+    assert found.collect() == expected.mapInArrow(times, schema).drop("s").collect()
+    found = mapped.where("id > 9")
     kept = found.selectExpr("id", "nullif(s, '5') as s").localCheckpoint(eager=False)
     assert sorted(maker.texts(kept), key=int) == [str(number) for number in (4, *range(6, 40))]
     assert kept.count() == 36
@@ -436,7 +440,7 @@ def test_frames_are_those_of_the_public_methods(spark: SparkSession, monkeypatch
 
     def unlisted(ids: str) -> list[int]:
         some, value = rows.where(f"id in ({ids})"), "concat(',', s, ',')"
-        left = maker.where_unlisted(some, "id < 5", value, ",5,39,", "raise_error(s)")
+        left = maker.steps(some).where_unlisted("id < 5", value, ",5,39,", "raise_error(s)").frame()
         return [row.id for row in left.collect()]
 
     assert unlisted("1, 4, 5, 39") == [1, 4]
@@ -475,10 +479,10 @@ def test_large_function_and_added_file_reach_tasks(spark: SparkSession, tmp_path
         for batch in batches:
             yield pa.RecordBatch.from_pydict({"id": [importlib.import_module(name).NUMBER] * len(batch)})
 
-    assert {row.id for row in maker.map_in_arrow(rows, ("id",), sized, schema).collect()} == {2 << 20}
+    assert {row.id for row in maker.steps(rows).map_in_arrow(("id",), sized, schema).collect()} == {2 << 20}
     (tmp_path / f"{name}.py").write_text("NUMBER = 7")
     spark.sparkContext.addPyFile(str(tmp_path / f"{name}.py"))
-    assert {row.id for row in maker.map_in_arrow(rows, ("id",), imported, schema).collect()} == {7}
+    assert {row.id for row in maker.steps(rows).map_in_arrow(("id",), imported, schema).collect()} == {7}
 
 
 def test_watermark_is_in_the_schema(stream: DataFrame) -> None:

@@ -24,6 +24,7 @@ from backend_client.spark.driver.initial_state import joined
 from backend_client.spark.driver.kept_output import KeptOutput
 from backend_client.spark.driver.placement import (
     Pin,
+    combined_names,
     finds_combined_in_place,
     key_places,
     place,
@@ -34,7 +35,6 @@ from backend_client.spark.driver.receipts import checked, collect_receipts
 from backend_client.spark.failover.failover import BatchFailover
 from backend_client.spark.failover.operator_jobs import OperatorJobs
 from backend_client.spark.own_session import no_rows
-from backend_client.spark.private.frame_maker import FrameMaker
 from backend_client.spark.private.worker_error import failed_task
 from backend_client.spark.query import Operator
 from backend_client.spark.session_settings import set_for
@@ -205,8 +205,8 @@ class Passes:
         else:
             per_group = self._history.rows_per_group(operator.name)
             placed = place_combined(operator, combining, frame, *partitions, per_group)
-            names = tuple(placed.columns)
-        return FrameMaker.of(frame).map_in_arrow(placed, names, task.__call__, task.output_schema())
+            names = combined_names(operator, combining)
+        return placed.map_in_arrow(names, task.__call__, task.output_schema())
 
     def _combining(
         self, operator: Operator, failover: TaskFailover, spark: SparkSession, context: BatchContext

@@ -6,7 +6,6 @@ from collections.abc import Callable, Sequence
 from functools import partial
 
 from pyspark.sql import DataFrame, SparkSession
-from pyspark.sql import functions as F
 from pyspark.sql.types import DoubleType, FloatType, StructField
 
 from backend_client.key_group_sql import (
@@ -20,7 +19,7 @@ from backend_client.spark.combining import PANE_COLUMN, ROWS_PER_GROUP_APART, Co
 from backend_client.spark.output.apart import speculates
 from backend_client.spark.own_session import own_session
 from backend_client.spark.places.hosts import PARTITION_COLUMN, Hosts, numbers_apart
-from backend_client.spark.private.frame_maker import FrameMaker
+from backend_client.spark.private.frame_maker import FrameMaker, Steps
 from backend_client.spark.private.session import setting
 from backend_client.spark.query import Operator
 
@@ -65,7 +64,7 @@ def place(
     max_parallelism: int,
     pin: Pin | None,
     late_until_ms: int | None = None,
-) -> DataFrame:
+) -> Steps:
     """
     Return the rows in their partitions, sorted by key group and a hash of the key.
 
@@ -89,22 +88,22 @@ def place(
     if late_until_ms is not None and time is not None:
         order = f"if({time.until(late_until_ms)}, ~({order}), {order})"
     frames = FrameMaker.of(frame)
-    keyed = frames.select_expr(
-        frame,
+    keyed = frames.steps(frame).select_expr(
         f"{order} as {ORDER_COLUMN}",
         *(f"{expression} as {name}" for name, expression in added.items()),
         "*",
     )
     partition = partition_expression(ORDER_COLUMN, parallelism, max_parallelism)
     if pin is None:
-        placed = frames.repartition_by_id(keyed, parallelism, partition)
+        placed = keyed.repartition_by_id(parallelism, partition)
     else:
-        placed = keyed.withColumn(PARTITION_COLUMN, F.expr(partition)).repartitionById(parallelism, PARTITION_COLUMN)
-        placed = pin(placed, parallelism).drop(PARTITION_COLUMN)
-    placed = frames.sort_within_partitions(placed, ORDER_COLUMN, *operator.order)
+        moved = keyed.select_expr("*", f"{partition} as {PARTITION_COLUMN}")
+        moved = moved.repartition_by_id(parallelism, PARTITION_COLUMN)
+        placed = frames.steps(pin(moved.frame(), parallelism).drop(PARTITION_COLUMN))
+    placed = placed.sort_within_partitions(ORDER_COLUMN, *operator.order)
     names = _names(operator)
     # New names cost a copy of each row.
-    return placed if names == (plain := placed_names(operator)) else placed.toDF(*plain)
+    return placed if names == (plain := placed_names(operator)) else frames.steps(placed.frame().toDF(*plain))
 
 
 def finds_combined_in_place(spark: SparkSession) -> bool:
@@ -125,7 +124,7 @@ def place_combined(
     max_parallelism: int,
     pin: Pin | None,
     rows_per_group: float = 0.0,
-) -> DataFrame:
+) -> Steps:
     """
     Return the rows in their partitions, combined there, and sorted as by `place`.
 
@@ -152,18 +151,25 @@ def place_combined(
     if rows_per_group >= ROWS_PER_GROUP_APART * parallelism:
         rows = frames.aggregate_apart(frame, expressions, groups, aggregates)
     if rows is None:
-        rows = frames.select_expr(frame, *expressions, "*")
+        steps = frames.steps(frame).select_expr(*expressions, "*")
     else:
-        aggregates = combining.merges
+        steps, aggregates = frames.steps(rows), combining.merges
     partition = owner_expression(key_group_expression(keys, max_parallelism), parallelism, max_parallelism)
-    placed = frames.select_expr(rows, "*", f"{partition} as {PARTITION_COLUMN}")
-    placed = frames.repartition_by_id(placed, parallelism, PARTITION_COLUMN)
+    steps = steps.select_expr("*", f"{partition} as {PARTITION_COLUMN}")
+    placed = steps.repartition_by_id(parallelism, PARTITION_COLUMN).frame()
     if pin is not None:
         placed = pin(placed, parallelism)
     combined = frames.aggregate(placed, [PARTITION_COLUMN, *groups], aggregates)
     order = order_expression(keys, max_parallelism)
-    named = frames.select_expr(combined, f"{order} as {ORDER_COLUMN}", *keys, *combining.rows.names)
-    return frames.sort_within_partitions(named, ORDER_COLUMN)
+    _, *names = combined_names(operator, combining)
+    named = frames.steps(combined).select_expr(f"{order} as {ORDER_COLUMN}", *names)
+    return named.sort_within_partitions(ORDER_COLUMN)
+
+
+def combined_names(operator: Operator, combining: Combining) -> tuple[str, ...]:
+    """Return the names of the columns of `place_combined`."""
+    keys = (f"{_KEY_COLUMN}{at}" for at in range(len(operator.key_columns)))
+    return (ORDER_COLUMN, *keys, *combining.rows.names)
 
 
 def placed_names(operator: Operator) -> tuple[str, ...]:

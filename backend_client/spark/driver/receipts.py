@@ -45,15 +45,14 @@ def checked(output: DataFrame, receipts: Sequence[Receipt]) -> DataFrame:
     """
     attempts = f",{','.join(str(receipt.attempt) for receipt in receipts)},"
     attempt = f"substring_index({MARKER_COLUMN}, ' ', 1)"
-    frames = FrameMaker.of(output)
-    rows = frames.where_unlisted(
-        output,
+    steps = FrameMaker.of(output).steps(output)
+    steps = steps.where_unlisted(
         f"{MARKER_COLUMN} is null and spark_partition_id() >= 0",
         f"concat(',', {attempt}, ',')",
         attempts,
         f"raise_error(concat('{STALE_OUTPUT} of attempt ', {attempt}))",
     )
-    return frames.drop(rows, MARKER_COLUMN)
+    return steps.drop_last().frame()
 
 
 def progress_of(

@@ -3,7 +3,8 @@ Makes the frames of a batch with few questions to the JVM.
 
 PySpark asks the JVM for each list that it passes, for each element of it, for each column, and for a function's
 surroundings, and once more to let go of each. And Spark parses each expression. Most of that is the same in every
-batch: here it is made once, and kept in the JVM. The frames are those that the public methods of the same names make.
+batch: here it is made once, and kept in the JVM. And Spark analyzes the plan after each step, which takes as long for
+one as for several: `Steps` are analyzed together. The frames are those that the public methods of the same names make.
 
 Expressions are kept for all sessions of an application, so they must mean the same under all settings.
 """
@@ -29,7 +30,8 @@ from backend_client.spark.private.session import java_session, needed
 _SERVED_FRAMES = "making a batch's frames needs it, and there is no substitute"
 _KEPT_MAX = 64
 """Lists and columns of each kind: a few for each operator; those with a batch's time in them are used once."""
-_LOGICAL = "org.apache.spark.sql.catalyst.plans.logical"
+_CATALYST = "org.apache.spark.sql.catalyst"
+_LOGICAL = f"{_CATALYST}.plans.logical"
 _FUNCTION = "org.apache.spark.sql.execution.python.UserDefinedPythonFunction"
 _PROFILES = ("spark.python.profile", "spark.python.profile.memory")
 
@@ -52,16 +54,22 @@ class FrameMaker:
             self._contains = self._functions.contains
             self._wrap = getattr(jvm, "scala.Predef").genericWrapArray
             self._column = getattr(jvm, "org.apache.spark.sql.classic.ExpressionUtils").column
-            self._parser = getattr(jvm, "org.apache.spark.sql.catalyst.parser.CatalystSqlParser")()
+            converter = getattr(jvm, "org.apache.spark.sql.classic.ColumnNodeToExpressionConverter$")
+            self._converted = getattr(converter, "MODULE$").apply
+            self._parser = getattr(jvm, f"{_CATALYST}.parser.CatalystSqlParser")()
         with needed("QueryExecution.createSparkPlan", _SERVED_FRAMES):
             self._create_plan = getattr(jvm, "org.apache.spark.sql.execution.QueryExecution").createSparkPlan
             self._compiled = getattr(jvm, "org.apache.spark.sql.execution.WholeStageCodegenExec")
-            self._filter, self._project = (getattr(jvm, f"{_LOGICAL}.{name}") for name in ("Filter", "Project"))
-            self._is_not_null = getattr(jvm, "org.apache.spark.sql.catalyst.expressions.IsNotNull")
-        self._python = _PythonFunctions(context)
-        self._columns = lru_cache(_KEPT_MAX)(self._new_columns)
-        self._expression = lru_cache(_KEPT_MAX)(self._new_expression)
-        self._expressions = lru_cache(_KEPT_MAX)(self._new_expressions)
+            self._is_not_null = getattr(jvm, f"{_CATALYST}.expressions.IsNotNull")
+        self.nodes = _Nodes(jvm)
+        self.python = _PythonFunctions(context)
+        self.expression = lru_cache(_KEPT_MAX)(self._new_expression)
+        self.expressions = lru_cache(_KEPT_MAX)(self._new_expressions)
+        self.moves = lru_cache(_KEPT_MAX)(self._new_moves)
+        self.orders = lru_cache(_KEPT_MAX)(self._new_orders)
+        self.columns = lru_cache(_KEPT_MAX)(self._new_columns)
+        self._column_of = lru_cache(_KEPT_MAX)(self._new_column)
+        self._columns_of = lru_cache(_KEPT_MAX)(self._new_columns_of)
         self._beginning = lru_cache(_KEPT_MAX)(self._new_beginning)
 
     @classmethod
@@ -73,53 +81,25 @@ class FrameMaker:
             maker = _makers[context] = cls(context)
         return maker
 
-    def select_expr(self, frame: DataFrame, *expressions: str) -> DataFrame:
-        """Return ``selectExpr`` of a frame."""
-        with needed("Dataset.select", _SERVED_FRAMES):
-            return self._made(frame, frame._jdf.select(self._expressions(expressions)))
+    def steps(self, frame: DataFrame) -> Steps:
+        """Return a frame to which steps can be added."""
+        return Steps(self, frame)
 
-    def repartition_by_id(self, frame: DataFrame, partitions: int, expression: str) -> DataFrame:
-        """Return ``repartitionById`` of a frame, by an expression."""
-        with needed("Dataset.repartitionById", _SERVED_FRAMES):
-            return self._made(frame, frame._jdf.repartitionById(partitions, self._expression(expression)))
+    def expression_of(self, column: Any) -> Any:
+        """Return the expression of a column of the JVM."""
+        return self._converted(column.node())
 
-    def sort_within_partitions(self, frame: DataFrame, *columns: str) -> DataFrame:
-        """Return ``sortWithinPartitions`` of a frame."""
-        with needed("Dataset.sortWithinPartitions", _SERVED_FRAMES):
-            return self._made(frame, frame._jdf.sortWithinPartitions(self._columns(columns)))
-
-    def where(self, frame: DataFrame, condition: str) -> DataFrame:
-        """Return ``where`` of a frame."""
-        with needed("Dataset.filter", _SERVED_FRAMES):
-            return self._made(frame, frame._jdf.filter(self._expression(condition)))
-
-    def where_unlisted(self, frame: DataFrame, passed: str, value: str, listed: str, other: str) -> DataFrame:
-        """
-        Return ``where`` of a frame, by a condition of which only a text differs from batch to batch.
-
-        Args:
-            frame: The frame.
-            passed: The condition for rows that stay.
-            value: The text of other rows, which are left out if it is a part of `listed`.
-            listed: The text.
-            other: What is evaluated for all other rows: whether they stay.
-        """
-        with needed("Column.when", _SERVED_FRAMES):
-            is_listed = self._contains(self._functions.lit(listed), self._expression(value))
-            condition = self._beginning(passed).when(is_listed, False).otherwise(self._expression(other))
-            return self._made(frame, frame._jdf.filter(condition))
-
-    def drop(self, frame: DataFrame, column: str) -> DataFrame:
-        """Return ``drop`` of a frame."""
-        with needed("Dataset.drop", _SERVED_FRAMES):
-            return self._made(frame, frame._jdf.drop(column))
+    def unlisted(self, passed: str, value: str, listed: str, other: str) -> Any:
+        """Return the condition of `Steps.where_unlisted`, in the JVM."""
+        is_listed = self._contains(self._functions.lit(listed), self._column_of(value))
+        return self.expression_of(self._beginning(passed).when(is_listed, False).otherwise(self._column_of(other)))
 
     def aggregate(self, frame: DataFrame, groups: Sequence[str], aggregates: Sequence[str]) -> DataFrame:
         """Return ``groupBy`` and ``agg`` of a frame, by columns whose names have no dot."""
         first, *others = aggregates
         with needed("RelationalGroupedDataset.agg", _SERVED_FRAMES):
-            grouped = frame._jdf.groupBy(self._columns(tuple(groups)))
-            return self._made(frame, grouped.agg(self._expression(first), self._expressions(tuple(others))))
+            grouped = frame._jdf.groupBy(self.columns(tuple(groups)))
+            return self._made(frame, grouped.agg(self._column_of(first), self._columns_of(tuple(others))))
 
     def aggregate_apart(
         self, frame: DataFrame, expressions: Sequence[str], groups: Sequence[str], aggregates: Sequence[str]
@@ -140,29 +120,11 @@ class FrameMaker:
         """
         with needed("QueryExecution.sparkPlan", _SERVED_FRAMES):
             rows = self._of_rows(frame, frame._jdf.queryExecution().toRdd(), frame._jdf.schema())
-            grouped = self.aggregate(self.select_expr(rows, *expressions, "*"), groups, aggregates)
+            grouped = self.aggregate(self.steps(rows).select_expr(*expressions, "*").frame(), groups, aggregates)
             plan = grouped._jdf.queryExecution().sparkPlan()
             if plan.nodeName() != "HashAggregate":  # others rely on sorted rows
                 return None
             return self._of_rows(frame, self._compiled(plan, 1).execute(), grouped._jdf.schema())
-
-    def map_in_arrow(
-        self, frame: DataFrame, names: tuple[str, ...], function: ArrowFunction, schema: StructType
-    ) -> DataFrame:
-        """
-        Return ``mapInArrow`` of a frame.
-
-        Args:
-            frame: The frame.
-            names: The names of its columns; none has a dot or a quote.
-            function: The function.
-            schema: The schema of its output.
-        """
-        column = self._python.column(frame.sparkSession.sparkContext, function, schema, self._columns(names))
-        if column is None:
-            return frame.mapInArrow(function, schema)
-        with needed("Dataset.mapInArrow", _SERVED_FRAMES):
-            return self._made(frame, frame._jdf.mapInArrow(column, False, None))
 
     def texts(self, kept: DataFrame) -> list[str]:
         """
@@ -174,8 +136,8 @@ class FrameMaker:
         with needed("QueryExecution.createSparkPlan", _SERVED_FRAMES):
             rows, state = kept._jdf.queryExecution().analyzed(), java_session(kept.sparkSession).sessionState()
             columns = rows.output()
-            found = self._filter(self._is_not_null(columns.last()), rows)
-            plan = self._create_plan(state.planner(), self._project(columns.takeRight(1), found))
+            found = self.nodes.filter(self._is_not_null(columns.last()), rows)
+            plan = self._create_plan(state.planner(), self.nodes.project(columns.takeRight(1), found))
             compiled = self._compiled(plan, 1)  # one class for all, where each task would ask for three
             joined = str(self._wrap(compiled.executeCollectPublic()).mkString("\n"))
         return [row[1:-1] for row in joined.split("\n")] if joined else []
@@ -189,19 +151,140 @@ class FrameMaker:
         return DataFrame(java_frame, frame.sparkSession)
 
     def _new_expression(self, expression: str) -> Any:
-        return self._column(self._parser.parseExpression(expression))
+        return self._parser.parseExpression(expression)
 
     def _new_expressions(self, expressions: tuple[str, ...]) -> Any:
         return self._to_seq([self._new_expression(expression) for expression in expressions])
 
-    def _new_beginning(self, condition: str) -> Any:
-        return self._functions.when(self._new_expression(condition), True)
+    def _new_moves(self, partition: str) -> Any:
+        return self._to_seq([self.nodes.partition_id(self._new_expression(partition))])
+
+    def _new_orders(self, columns: tuple[str, ...]) -> Any:
+        return self._to_seq([self.nodes.ascending(name) for name in columns])
 
     def _new_columns(self, names: tuple[str, ...]) -> Any:
         return self._to_seq([self._functions.col(name) for name in names])
 
+    def _new_column(self, expression: str) -> Any:
+        return self._column(self._new_expression(expression))
+
+    def _new_columns_of(self, expressions: tuple[str, ...]) -> Any:
+        return self._to_seq([self._new_column(expression) for expression in expressions])
+
+    def _new_beginning(self, condition: str) -> Any:
+        return self._functions.when(self._new_column(condition), True)
+
 
 _makers: WeakKeyDictionary[SparkContext, FrameMaker] = WeakKeyDictionary()
+
+
+class Steps:
+    """
+    A frame to which steps are added, each as by the frame's method of its name; Spark analyzes all of them together.
+
+    Args:
+        maker: Makes the steps.
+        frame: The frame.
+    """
+
+    def __init__(self, maker: FrameMaker, frame: DataFrame) -> None:
+        self._maker = maker
+        self._spark = frame.sparkSession
+        with needed("Dataset.logicalPlan", _SERVED_FRAMES):
+            self._plan: Any = frame._jdf.logicalPlan()
+
+    def frame(self) -> DataFrame:
+        """Return the frame with its steps."""
+        with needed("Dataset.ofRows", _SERVED_FRAMES):
+            made = self._maker.nodes.of_rows(java_session(self._spark), self._plan)
+            return DataFrame(made, self._spark)
+
+    def select_expr(self, *expressions: str) -> Steps:
+        """Add ``selectExpr``; each is a column, has a name, or is a star."""
+        with needed("Project", _SERVED_FRAMES):
+            self._plan = self._maker.nodes.project(self._maker.expressions(expressions), self._plan)
+        return self
+
+    def repartition_by_id(self, partitions: int, expression: str) -> Steps:
+        """Add ``repartitionById``, by an expression."""
+        with needed("RepartitionByExpression", _SERVED_FRAMES):
+            self._plan = self._maker.nodes.repartition(self._maker.moves(expression), self._plan, partitions)
+        return self
+
+    def sort_within_partitions(self, *columns: str) -> Steps:
+        """Add ``sortWithinPartitions``."""
+        with needed("Sort", _SERVED_FRAMES):
+            self._plan = self._maker.nodes.sort(self._maker.orders(columns), self._plan)
+        return self
+
+    def where_unlisted(self, passed: str, value: str, listed: str, other: str) -> Steps:
+        """
+        Add ``where``, with a condition of which only a text differs from batch to batch.
+
+        Args:
+            passed: The condition for rows that stay.
+            value: The text of other rows, which are left out if it is a part of `listed`.
+            listed: The text.
+            other: What is evaluated for all other rows: whether they stay.
+        """
+        with needed("Filter", _SERVED_FRAMES):
+            self._plan = self._maker.nodes.filter(self._maker.unlisted(passed, value, listed, other), self._plan)
+        return self
+
+    def drop_last(self) -> Steps:
+        """Add ``drop`` of the last column; the steps before have kept the frame's columns."""
+        with needed("Project", _SERVED_FRAMES):
+            self._plan = self._maker.nodes.project(self._plan.output().dropRight(1), self._plan)
+        return self
+
+    def map_in_arrow(self, names: tuple[str, ...], function: ArrowFunction, schema: StructType) -> DataFrame:
+        """
+        Return the frame after ``mapInArrow``.
+
+        Args:
+            names: The names of its columns; none has a dot or a quote.
+            function: The function.
+            schema: The schema of its output.
+        """
+        maker, context = self._maker, self._spark.sparkContext
+        column = maker.python.column(context, function, schema, maker.columns(names))
+        if column is None:
+            return self.frame().mapInArrow(function, schema)
+        with needed("MapInArrow", _SERVED_FRAMES):
+            self._plan = maker.nodes.map_in_arrow(maker.expression_of(column), maker.python.type_of(schema), self._plan)
+        return self.frame()
+
+
+class _Nodes:
+    """Makes nodes of plans that Spark has not analyzed yet."""
+
+    def __init__(self, jvm: Any) -> None:
+        with needed("plans.logical", _SERVED_FRAMES):
+            self.filter, self.project, self._sort, self._map_in_arrow = (
+                getattr(jvm, f"{_LOGICAL}.{name}") for name in ("Filter", "Project", "Sort", "MapInArrow")
+            )
+            self.repartition = getattr(getattr(jvm, f"{_LOGICAL}.RepartitionByExpression$"), "MODULE$").apply
+            self.partition_id = getattr(jvm, f"{_CATALYST}.expressions.DirectShufflePartitionID")
+            self._attribute = getattr(jvm, f"{_CATALYST}.analysis.UnresolvedAttribute").quotedString
+            names = ("SortOrder", "Ascending")
+            self._order, self._up = (
+                getattr(getattr(jvm, f"{_CATALYST}.expressions.{name}$"), "MODULE$") for name in names
+            )
+            self._to_attributes = getattr(jvm, f"{_CATALYST}.types.DataTypeUtils").toAttributes
+            self.of_rows = getattr(jvm, "org.apache.spark.sql.classic.Dataset").ofRows
+            self._none = getattr(jvm, "scala.Option").empty()
+
+    def ascending(self, column: str) -> Any:
+        """Return the order by a column."""
+        return self._order.apply(self._attribute(column), self._up, getattr(self._order, "apply$default$3")())
+
+    def sort(self, orders: Any, plan: Any) -> Any:
+        """Return a sort of each partition."""
+        return self._sort(orders, False, plan, self._none)
+
+    def map_in_arrow(self, function: Any, schema: Any, plan: Any) -> Any:
+        """Return a call of a Python function, with the attributes of its output's schema."""
+        return self._map_in_arrow(function, self._to_attributes(schema), plan, False, self._none)
 
 
 class _PythonFunctions:
@@ -219,7 +302,7 @@ class _PythonFunctions:
         translates = "include_transpiled" in signature(UserDefinedFunction._create_judf).parameters
         self._more = (self._none, self._none) if translates else ()
         self._type = getattr(jvm, "org.apache.spark.sql.types.DataType")
-        self._schema = lru_cache(_KEPT_MAX)(self._new_schema)
+        self._type_of = lru_cache(_KEPT_MAX)(self._new_type)
         self._is_profiled = any(context.getConf().get(name, "false") == "true" for name in _PROFILES)
         self._around: tuple[tuple[dict[str, str], list[str]], tuple[Any, Any]] | None = None
 
@@ -235,10 +318,14 @@ class _PythonFunctions:
             surroundings = self._surroundings(context)
             simple = self._new_simple(bytearray(command), *surroundings, python, version, broadcasts, sums)
             kind, name = PythonEvalType.SQL_MAP_ARROW_ITER_UDF, getattr(function, "__name__", type(function).__name__)
-            made = self._new_function(name, simple, self._schema(schema.json()), kind, True, *self._more)
+            made = self._new_function(name, simple, self.type_of(schema), kind, True, *self._more)
             return made.apply(columns)
 
-    def _new_schema(self, text: str) -> Any:
+    def type_of(self, schema: StructType) -> Any:
+        """Return a schema in the JVM."""
+        return self._type_of(schema.json())
+
+    def _new_type(self, text: str) -> Any:
         return self._type.fromJson(text)
 
     def _surroundings(self, context: Any) -> tuple[Any, Any]:

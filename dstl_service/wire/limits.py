@@ -21,8 +21,8 @@ JSON_BYTES_MAX = 32 << 20
 """Largest body of a request that is read as a whole."""
 JSON_VALUES_MAX = 3_000_000
 """
-Most values in such a body, by its commas and brackets; `REFS_MAX` change sets and the longest note have fewer. The event
-loop waits while they are parsed.
+Most values in such a body, by its commas and brackets; `REFS_MAX` change sets and the longest note have fewer. The
+event loop waits while they are parsed.
 """
 VALUE_BYTES = 100
 """Most memory that a value takes when it is parsed, however short it is."""

@@ -97,7 +97,7 @@ def test_jobs_leave_some_to_the_next() -> None:
 
 
 def test_parsed_bodies_count_until_their_requests_end() -> None:
-    """C39: what short values take is bounded also while an answer waits for its client; a refused request holds none."""
+    """C39: what short values take is bounded also while an answer waits for its client, and is free then."""
     values, size_bytes = 1_000, 2_000
 
     async def story() -> None:

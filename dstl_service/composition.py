@@ -174,7 +174,7 @@ def compose(settings: ServiceSettings, store: ObjectStore, clock: Clock, ids: Id
     dialer = LinkDialer(service_id, lambda job, body: links.answer(job, body), room_of_links)  # noqa: PLW0108 - likewise
     link_calls = LinkCalls(hub, dialer, settings.peer_timeout_s)
     notes = NoteReader()
-    persister = Persister(intake, jobs, calls, link_calls, HandleCheck(store, look), notes, service_id)
+    persister = Persister(intake, jobs, calls, link_calls, HandleCheck(store, look), notes, in_thread, service_id)
     links = LinkService(jobs, persister, hub, dialer, link_calls)
     metrics.watch(
         lambda: room.used_bytes,

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import AsyncIterator, Callable, Iterator, Sequence
 from contextlib import AbstractAsyncContextManager
+from functools import partial
 
 from dstl_service.intake.active_job import ActiveJobs
 from dstl_service.intake.persister import Persister
@@ -17,6 +18,7 @@ from dstl_service.materialization.pending import Offer
 from dstl_service.metrics.restores import RestoreMetrics
 from dstl_service.process.fair_slots import FairSlots
 from dstl_service.process.job_threads import JobThreads, RunInThread
+from dstl_service.process.shares import SharedRoom, Shares
 from dstl_service.restore.download_cache import DownloadCache
 from dstl_service.restore.plan import (
     Payloads,
@@ -34,7 +36,7 @@ from dstl_service.restore.table_id import TableId
 from dstl_service.wire import ChangeSetRef, CheckpointRef
 from storage.checksum import BytesLike
 from storage.clock import Clock
-from storage.errors import CorruptDataError, NotFoundError
+from storage.errors import CorruptDataError, NotFoundError, OverloadedError
 from storage.key_groups import KeyGroupRange
 from storage.model import ChangeSetId, Segment, SegmentHandle
 from storage.validation import validate_name
@@ -46,6 +48,10 @@ STREAMS_BYTES_MAX = 2 << 30
 """Memory for what streams have read and their clients have not taken; a job's streams may hold half of it."""
 _STREAM_BYTES_MAX = 32 << 20
 """A stream counts as no more, so that 32 tables of one job are restored at a time at least."""
+
+PLANS_BYTES_MAX = 2 << 30
+"""Memory for the plans of streams, which may wait for others; those of one job may hold as much as stays free."""
+_HANDLE_BYTES = 600
 
 
 class RestoreService:
@@ -87,6 +93,7 @@ class RestoreService:
         self._in_thread = in_thread
         self._threads = JobThreads(RESTORE_THREADS, "restore")
         self._streams = FairSlots(STREAMS_BYTES_MAX)
+        self._plans = SharedRoom(Shares(PLANS_BYTES_MAX, 1, 0))
 
     async def plan(
         self,
@@ -193,6 +200,18 @@ class RestoreService:
         A client that reads slowly, or not at all, keeps its own job waiting.
         """
         return self._streams.held(name, min(max(1, size_bytes), _STREAM_BYTES_MAX))
+
+    def hold_plan(self, name: str, plan: RestorePlan) -> Callable[[], None]:
+        """
+        Count a plan's memory until the returned function is called: a short request may have a log of any length.
+
+        Raises:
+            OverloadedError: The job's plans hold too much; ask again.
+        """
+        size_bytes = _HANDLE_BYTES * len(plan.handles)
+        if not self._plans.take(name, size_bytes):
+            raise OverloadedError(f"restores of job {name!r} from long logs are in progress; ask again", job=name)
+        return partial(self._plans.give_back, name, size_bytes)
 
     def close(self) -> None:
         """Release the threads."""

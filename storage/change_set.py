@@ -30,6 +30,9 @@ DECODED_BYTES_FLOOR = 64 << 20
 DECODED_RATIO_MAX = 256
 """A reader accepts payloads that grow at most by this factor, or to the floor; others are stored uncompressed."""
 
+_ROW_BYTES, _MESSAGE_BYTES = 40, 512
+"""What a row, and a message of Arrow's, count in a merge beside their bytes: what they take of its memory, in part."""
+
 _PREFIX = struct.Struct("<Ii")
 _CONTINUATION = 0xFFFFFFFF
 _V5, _SCHEMA_MESSAGE, _BATCH_MESSAGE = 4, 1, 3
@@ -134,7 +137,8 @@ def merge_change_sets(
         sets: In the order in which they apply: payload, name of its source, and the key groups to use from it.
         keep_deleted: Whether a key whose last change deleted it is kept as a deletion or left out.
         size_bytes_max: Approximate bytes of keys and values, uncompressed, in one result.
-        decoded_bytes_max: Most bytes of all sets, uncompressed; the merge takes two to three times as much memory.
+        decoded_bytes_max: Most bytes of all sets, uncompressed, with 40 more for each change; the merge takes up to
+            three times as much memory.
 
     Yields:
         Payload and number of changes of each result, in ascending order of keys.
@@ -147,7 +151,7 @@ def merge_change_sets(
     decoded_bytes = sum(_checked_size(payload, source) for payload, source, _ in sets)
     if decoded_bytes > decoded_bytes_max:
         raise OverloadedError(
-            f"{len(sets)} change sets have {decoded_bytes} bytes uncompressed; at most {decoded_bytes_max} are merged"
+            f"{len(sets)} change sets count {decoded_bytes} bytes uncompressed; at most {decoded_bytes_max} are merged"
         )
     for number, (payload, source, key_groups) in enumerate(sets):
         table = _decode(payload, source)
@@ -206,14 +210,23 @@ def _decoded_bytes_max(payload: BytesLike) -> int:
 
 
 def _checked_size(payload: BytesLike, source: str) -> int:
-    """Return the size of a decoded payload without decoding it; `CorruptDataError` if a reader would refuse it."""
+    """
+    Return what a payload counts in a merge, without decoding it: its decoded size, and more for rows and messages.
+
+    Raises:
+        CorruptDataError: A reader would refuse it; names `source`.
+    """
+    declared_bytes = beside_bytes = 0
     try:
-        declared_bytes = sum(_declared_bytes(*message) for message in _messages(memoryview(payload).cast("B")))
+        for head, body in _messages(memoryview(payload).cast("B")):
+            size_bytes, rows = _declared(head, body)
+            declared_bytes += size_bytes
+            beside_bytes += _ROW_BYTES * rows + _MESSAGE_BYTES
         if declared_bytes > _decoded_bytes_max(payload):
             raise ValueError(f"its {len(payload)} bytes would become {declared_bytes}, more than a change set may")
     except (ValueError, struct.error, IndexError) as error:
         raise _unreadable(source, error) from error
-    return max(declared_bytes, len(payload))
+    return max(declared_bytes, len(payload)) + beside_bytes
 
 
 def _messages(stream: memoryview) -> Iterator[tuple[memoryview, memoryview]]:
@@ -239,26 +252,29 @@ def _messages(stream: memoryview) -> Iterator[tuple[memoryview, memoryview]]:
         begin += body_bytes
 
 
-def _declared_bytes(head: memoryview, body: memoryview) -> int:
-    """Return the decoded size of a message's compressed buffers; each begins with its decoded length."""
+def _declared(head: memoryview, body: memoryview) -> tuple[int, int]:
+    """Return the decoded size of a message's compressed buffers, each begins with it, and the number of its rows."""
     message = _U32.unpack_from(head)[0]
     kind_at, batch_at = _field(head, message, 1), _field(head, message, 2)
     kind = head[kind_at] if kind_at else 0
     if kind == _SCHEMA_MESSAGE:
-        return 0
+        return 0, 0
     if kind != _BATCH_MESSAGE:
         raise ValueError(f"it has a message of type {kind}")
     batch = batch_at + _U32.unpack_from(head, batch_at)[0]
-    buffers_at = _field(head, batch, 2)
+    rows_at, buffers_at = _field(head, batch, 0), _field(head, batch, 2)
+    rows = _I64.unpack_from(head, rows_at)[0] if rows_at else 0
+    if rows < 0:
+        raise ValueError(f"it has {rows} rows")
     if not _field(head, batch, 3) or not buffers_at:  # not compressed, so nothing is allocated
-        return 0
+        return 0, rows
     vector = buffers_at + _U32.unpack_from(head, buffers_at)[0]
     total = 0
     for number in range(_U32.unpack_from(head, vector)[0]):
         offset, size = _BUFFER.unpack_from(head, vector + 4 + number * _BUFFER.size)
         if size:
             total += max(0, _I64.unpack_from(body, offset)[0])
-    return total
+    return total, rows
 
 
 def _field(head: memoryview, table: int, number: int) -> int:

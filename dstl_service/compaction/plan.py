@@ -48,7 +48,8 @@ class CompactionSettings:
     base_bytes_max: int = 512 * 1024 * 1024
     """
     A larger operator state is not rewritten as a base, nor, on top of materializations, a partition with a larger log;
-    such a log waits for materializations, and so does that of a partition that is larger uncompressed.
+    such a log waits for materializations, and so does that of a partition that is larger uncompressed, with 40 bytes
+    more for each change.
     """
 
     def __post_init__(self) -> None:

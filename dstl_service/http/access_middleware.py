@@ -22,6 +22,9 @@ from storage.errors import InvalidInputError, UnauthorizedError
 IDENTITY = "dstl.identity"
 """Key of the caller's `Identity` in a request's scope."""
 
+VALUES = "dstl.values"
+"""Key of the number of values in a body, as far as it has arrived, in a request's scope."""
+
 _STREAMED = re.compile(rf"/v1/jobs/{NAME}/change-sets")
 """Path of the one route, by POST, that streams its body and limits it itself; see `appends.append`."""
 
@@ -96,7 +99,7 @@ class AccessMiddleware:
         elif length is not None and length > JSON_BYTES_MAX:
             await error_response(InvalidInputError(_TOO_LARGE), 413, CLOSE)(scope, receive, send)
         else:
-            await self._app(scope, _counted(receive), send)
+            await self._app(scope, _counted(scope, receive), send)
 
 
 def _without_right(identity: Identity, scope: Scope) -> Response:
@@ -119,16 +122,16 @@ def job_of(path: str) -> str:
     return found[1] if found else ""
 
 
-def _counted(receive: Receive) -> Receive:
+def _counted(scope: Scope, receive: Receive) -> Receive:
     """Pass on a body; refuse it when its bytes or values exceed a limit, before it is parsed."""
-    received_bytes = values = 0
+    received_bytes = 0
 
     async def receive_counted() -> Message:
-        nonlocal received_bytes, values
+        nonlocal received_bytes
         message = await receive()
         body = message.get("body", b"")
         received_bytes += len(body)
-        values += len(body) - len(body.translate(None, _BEFORE_VALUES))
+        scope[VALUES] = values = scope.get(VALUES, 0) + len(body) - len(body.translate(None, _BEFORE_VALUES))
         if received_bytes > JSON_BYTES_MAX:
             raise HTTPException(413, _TOO_LARGE, CLOSE)
         if values > JSON_VALUES_MAX:

@@ -1,5 +1,5 @@
 """
-Limits of what the requests of one job occupy: connections, and memory for incomplete bodies and untaken answers.
+Limits of what the requests of one job occupy: connections, and memory for bodies and untaken answers.
 
 One job may take half of each, the next job half of the rest, and so on (`dstl_service.process.shares`): however many
 jobs send slowly, the next one still finds room. Owned by the event loop.
@@ -12,12 +12,16 @@ import asyncio
 from starlette.exceptions import HTTPException
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from dstl_service.http.access_middleware import is_streamed, job_of
+from dstl_service.http.access_middleware import VALUES, is_streamed, job_of
 from dstl_service.http.errors import CLOSE, error_response, log_refusal
 from dstl_service.process.shares import SharedRoom, Shares, shares_of
+from dstl_service.wire import VALUE_BYTES
 from storage.errors import OverloadedError
 
 UNCOUNTED_BYTES_MAX = 64 * 1024
+
+PARSED_BYTES_MAX = 1 << 30
+"""Memory for the parsed bodies of requests in progress; those of one job may hold as much as stays free."""
 
 ANSWERS_BYTES_MAX = 512 * 1024 * 1024
 """Memory for answers that their clients have not taken; those of one job may hold as much as stays free."""
@@ -60,29 +64,34 @@ class RequestPlaces:
 
 class BodyRoom:
     """
-    ASGI middleware that counts received body bytes; a request that would exceed the limit gets 429.
+    ASGI middleware that counts the bytes of bodies, and of what is parsed; a request beyond a limit gets 429.
 
-    It counts bodies that are read as a whole; the largest fits beside those of two jobs that have their shares. A body
-    of usual size is not counted: the next reads of the socket complete it. Streamed bodies have a limit of their own,
-    see `dstl_service.intake.in_flight_limiter`.
+    It counts bodies that are read as a whole; the largest fits beside those of two jobs that have their shares. The
+    bytes of a body of usual size are not counted: the next reads of the socket complete it. What is parsed, which may
+    be many times as large, is counted until the request ends: until its sets are durable, or its client has taken the
+    answer. Streamed bodies have a limit of their own, see `dstl_service.intake.in_flight_limiter`.
 
     Args:
         app: The next application.
         bytes_max: Memory for all incomplete bodies; at least twice the largest body.
+        parsed_bytes_max: Memory for all parsed bodies.
     """
 
-    def __init__(self, app: ASGIApp, bytes_max: int) -> None:
+    def __init__(self, app: ASGIApp, bytes_max: int, parsed_bytes_max: int = PARSED_BYTES_MAX) -> None:
         self._app = app
         # Nothing is reserved for newcomers: a share of bytes can be arbitrarily small.
         self.room = SharedRoom(Shares(bytes_max, 1, 0))
-        """What the bodies of each job hold, in bytes."""
+        """What the incomplete bodies of each job hold, in bytes."""
+        self.parsed = SharedRoom(Shares(parsed_bytes_max, 1, 0))
+        """What the parsed bodies of each job's requests in progress hold, in bytes."""
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Pass the request on."""
-        if scope["type"] != "http" or scope["method"] == "GET" or not _is_large(scope):
+        if scope["type"] != "http" or scope["method"] == "GET" or is_streamed(scope["method"], scope["path"]):
             await self._app(scope, receive, send)
             return
-        job, held_bytes = job_of(scope["path"]), 0
+        job, is_large = job_of(scope["path"]), _is_large(scope)
+        arrived_bytes = held_bytes = parsed_bytes = 0
 
         def let_go() -> None:
             nonlocal held_bytes
@@ -90,20 +99,28 @@ class BodyRoom:
             held_bytes = 0
 
         async def receive_counted() -> Message:
-            nonlocal held_bytes
+            nonlocal arrived_bytes, held_bytes, parsed_bytes
             message = await receive()
+            if message["type"] != "http.request":
+                return message
             size_bytes = len(message.get("body", b""))
-            if not self.room.take(job, size_bytes):
+            arrived_bytes += size_bytes
+            if is_large and not self.room.take(job, size_bytes):
                 raise HTTPException(429, "too many bytes of other requests are arriving; send it again", CLOSE)
-            held_bytes += size_bytes
+            held_bytes += size_bytes if is_large else 0
             if not message.get("more_body", False):
                 let_go()
+                parsed = arrived_bytes + VALUE_BYTES * scope.get(VALUES, 0)
+                if not self.parsed.take(job, parsed):
+                    raise HTTPException(429, "other requests of large bodies are in progress; send it again", CLOSE)
+                parsed_bytes += parsed
             return message
 
         try:
             await self._app(scope, receive_counted, send)
         finally:
             let_go()
+            self.parsed.give_back(job, parsed_bytes)
 
 
 class AnswerRoom:
@@ -168,7 +185,5 @@ class AnswerRoom:
 
 
 def _is_large(scope: Scope) -> bool:
-    if is_streamed(scope["method"], scope["path"]):
-        return False
     length = next((value for name, value in scope["headers"] if name == b"content-length"), None)
     return length is None or int(length) > UNCOUNTED_BYTES_MAX

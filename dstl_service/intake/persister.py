@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Sequence
 from dataclasses import replace
-from typing import NamedTuple
+from typing import NamedTuple, Self
 
 from dstl_service.intake.active_job import ActiveJob, ActiveJobs
 from dstl_service.intake.handle_check import HandleCheck, checked_handle
@@ -17,9 +17,42 @@ from dstl_service.intake.intake import Intake
 from dstl_service.intake.notes import NoteReader, Persisted, check_note_handle, is_stored_here, text_of
 from dstl_service.links.calls import LinkCalls
 from dstl_service.peers.calls import PeerCalls
+from dstl_service.process.job_threads import RunInThread
 from dstl_service.wire import ChangeSetRef
 from storage.errors import InvalidInputError, LostChangesError, UnavailableError
-from storage.model import Segment, SegmentHandle
+from storage.model import ChangeSetId, Segment, SegmentHandle
+
+_ON_LOOP_MAX = 1_000
+"""Most references that are looked at on the event loop; a request may have a hundred times as many."""
+
+
+class _Parted(NamedTuple):
+    """
+    The references of a request, by their places in it.
+
+    Args:
+        found: Handles that came with them, which are of their sets.
+        here: Places of the sets that this service holds.
+        here_ids: Their ids.
+        away: Places of the others.
+    """
+
+    found: dict[int, SegmentHandle]
+    here: list[int]
+    here_ids: list[ChangeSetId]
+    away: list[int]
+
+    @classmethod
+    def of(cls, job: str, refs: Sequence[ChangeSetRef], service_id: str) -> Self:
+        """Part the references of a request; raises as `checked_handle`."""
+        found = {
+            place: checked_handle(job, ref, SegmentHandle.from_dict(ref.handle))
+            for place, ref in enumerate(refs)
+            if ref.handle is not None
+        }
+        here = [place for place, ref in enumerate(refs) if place not in found and ref.service_id == service_id]
+        away = sorted(set(range(len(refs))) - found.keys() - set(here))
+        return cls(found, here, [refs[place].change_set_id(job) for place in here], away)
 
 
 class _Host(NamedTuple):
@@ -40,6 +73,7 @@ class Persister:
         links: Calls those of them that have no address.
         handles: Checks handles that come with a request against the store.
         notes: Parses the notes in requests.
+        in_thread: Runs a job's call that takes long.
         service_id: Tells references of this process from others.
     """
 
@@ -51,6 +85,7 @@ class Persister:
         links: LinkCalls,
         handles: HandleCheck,
         notes: NoteReader,
+        in_thread: RunInThread,
         service_id: str,
     ) -> None:
         self._intake = intake
@@ -59,6 +94,7 @@ class Persister:
         self._links = links
         self._handles = handles
         self._notes = notes
+        self._in_thread = in_thread
         self._service_id = service_id
 
     async def persist_claimed(
@@ -92,16 +128,9 @@ class Persister:
             UnavailableError: The upload failed; nothing is lost, ask again.
             InvalidInputError: A handle belongs to another set, or an address is not that of a service of this storage.
         """
-        found = {
-            place: checked_handle(job.name, ref, SegmentHandle.from_dict(ref.handle))
-            for place, ref in enumerate(refs)
-            if ref.handle is not None
-        }
-        here = [place for place, ref in enumerate(refs) if place not in found and ref.service_id == self._service_id]
-        away = sorted(set(range(len(refs))) - found.keys() - set(here))
+        found, here, here_ids, away = await self._parted(job.name, refs)
         self._handles.begin(job.name, found.values())
         is_note_here = is_stored_here(note, holds_sets=bool(here), others_do=bool(away))
-        here_ids = [refs[place].change_set_id(job.name) for place in here]
         ids = self._intake.request(job, here_ids, note if is_note_here else None)
         remote = self._persist_away(
             job.name, [refs[place] for place in away], wait=wait, note=None if is_note_here else note
@@ -125,11 +154,16 @@ class Persister:
             LostChangesError: A set is lost; the batch must be executed again.
             UnavailableError: The upload failed; nothing is lost, ask again.
         """
-        if all(ref.handle is None and ref.service_id == self._service_id for ref in refs):
-            held = job.book.held([ref.change_set_id(job.name) for ref in refs])
-            if held is not None:
-                return held
+        parted = await self._parted(job.name, refs)
+        if len(parted.here) == len(refs) and (held := job.book.held(parted.here_ids)) is not None:
+            return held
         return (await self.persist(job, await self._reachable(job.name, refs))).handles
+
+    async def _parted(self, job: str, refs: Sequence[ChangeSetRef]) -> _Parted:
+        """Part the references of a request; on the event loop, many would keep all other requests waiting."""
+        if len(refs) <= _ON_LOOP_MAX:
+            return _Parted.of(job, refs, self._service_id)
+        return await self._in_thread(job, _Parted.of, job, refs, self._service_id)
 
     async def _reachable(self, name: str, refs: Sequence[ChangeSetRef]) -> list[ChangeSetRef]:
         """Have the coordinator persist the sets that only it can reach; return all references, those with handles."""

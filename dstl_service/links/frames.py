@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from typing import Any, TypeAlias
 
-from dstl_service.wire import JSON_VALUES_MAX
+from dstl_service.wire import JSON_VALUES_MAX, VALUE_BYTES
 
 HELLO_BYTES_MAX = 8 << 10
 """Largest frame of a connection that has not shown the job's token."""
@@ -13,8 +13,6 @@ FRAME_BYTES_MAX = 64 << 20
 """Largest frame after that: the handles of a checkpoint with 100,000 change sets."""
 _LENGTH_BYTES = 4
 _BEFORE_VALUES = (b",", b"[", b"{")
-_VALUE_BYTES = 100
-"""Most memory that a value takes when it is parsed, however short it is."""
 
 Message: TypeAlias = dict[str, Any]
 
@@ -80,7 +78,7 @@ class FrameDecoder:
         values = sum(map(data.count, _BEFORE_VALUES))
         if values > JSON_VALUES_MAX:  # the event loop waits while they are parsed
             raise FrameError(f"a frame of {values} values, more than {JSON_VALUES_MAX}")
-        self.cost_bytes = size + values * _VALUE_BYTES
+        self.cost_bytes = size + values * VALUE_BYTES
         try:
             message = json.loads(data)
         except (ValueError, RecursionError) as error:

@@ -19,6 +19,7 @@ from dstl_service.wire.limits import (
     REFS_MAX,
     UID_PATTERN,
     URL_PATTERN,
+    VALUE_BYTES,
     Limits,
     validate_operator,
 )
@@ -104,6 +105,7 @@ __all__ = [
     "TOKEN_CHARS_MAX",
     "UID_PATTERN",
     "URL_PATTERN",
+    "VALUE_BYTES",
     "BatchFigures",
     "BeginResponse",
     "ChangeSetRef",

@@ -21,9 +21,11 @@ JSON_BYTES_MAX = 32 << 20
 """Largest body of a request that is read as a whole."""
 JSON_VALUES_MAX = 3_000_000
 """
-Most values in such a body, by its commas and brackets; `REFS_MAX` change sets and the longest note have fewer. Each
-takes up to 100 bytes of memory when it is parsed, however short it is, and the event loop waits meanwhile.
+Most values in such a body, by its commas and brackets; `REFS_MAX` change sets and the longest note have fewer. The
+event loop waits while they are parsed.
 """
+VALUE_BYTES = 100
+"""Most memory that a value takes when it is parsed, however short it is."""
 REFS_MAX = 100_000
 """Most change sets in one request: three for each partition at the highest parallelism."""
 NAME = f"[A-Za-z0-9_-][A-Za-z0-9._-]{{0,{NAME_CHARS_MAX - 1}}}"

@@ -135,7 +135,7 @@ async def answer_restore(parts: Parts, request: RestoreRequest) -> Response:
     if plan.size_bytes > _AT_ONCE_BYTES_MAX:
         # A sink that hangs must not keep tables waiting.
         room = parts.restores.room_for_stream(f"{job} output" if request.is_output else job, plan.held_bytes)
-        return _Stream(parts.restores.in_turn(job, frames), room, running)
+        return _Stream(parts.restores.in_turn(job, frames), room, running, parts.restores.hold_plan(job, plan))
     with running.track_inprogress():
         body = await parts.restores.joined(job, frames) if at_hand is None else b"".join(frames)
     return Response(body, media_type=_MEDIA_TYPE)
@@ -145,16 +145,24 @@ class _Stream(StreamingResponse):
     """Streamed frames; they hold their room, and a restore counts as running, until the end or the disconnection."""
 
     def __init__(
-        self, frames: AsyncIterator[bytes], room: AbstractAsyncContextManager[None], running: Gauge | None = None
+        self,
+        frames: AsyncIterator[bytes],
+        room: AbstractAsyncContextManager[None],
+        running: Gauge | None = None,
+        at_end: Callable[[], None] = lambda: None,
     ) -> None:
         super().__init__(frames, media_type=_MEDIA_TYPE)
         self._room = room
         self._running = running
+        self._at_end = at_end
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        with nullcontext() if self._running is None else self._running.track_inprogress():
-            async with self._room:
-                await super().__call__(scope, receive, send)
+        try:
+            with nullcontext() if self._running is None else self._running.track_inprogress():
+                async with self._room:
+                    await super().__call__(scope, receive, send)
+        finally:
+            self._at_end()
 
 
 def _frames(

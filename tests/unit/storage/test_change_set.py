@@ -171,6 +171,20 @@ class TestDecodedSize:
         with pytest.raises(OverloadedError, match="uncompressed"):
             list(merge_change_sets(sets, keep_deleted=True, size_bytes_max=1 << 20, decoded_bytes_max=5 << 19))
 
+    @pytest.mark.parametrize(("rows_of_batches", "takes_bytes"), [((1_000,), 50_000), ((0,) * 100, 70_000)])
+    def test_rows_and_batches_count_in_a_merge(self, rows_of_batches: tuple[int, ...], takes_bytes: int) -> None:
+        """C38: small changes, and batches without any, take many times their bytes when they are merged."""
+        sink = pa.BufferOutputStream()
+        with pa.ipc.new_stream(sink, change_set.SCHEMA) as writer:
+            for rows in rows_of_batches:
+                keys = pa.array([b"\0\0%d" % row for row in range(rows)], pa.binary())
+                writer.write_batch(pa.record_batch([keys, pa.nulls(rows, pa.binary())], schema=change_set.SCHEMA))
+        sets = [(sink.getvalue().to_pybytes(), "small", [KeyGroupRange(0, 0)])]
+        assert len(sets[0][0]) < takes_bytes / 2
+
+        with pytest.raises(OverloadedError, match="uncompressed"):
+            list(merge_change_sets(sets, keep_deleted=True, size_bytes_max=1 << 20, decoded_bytes_max=takes_bytes))
+
     def test_large_value_that_compresses_well_is_read_back(self) -> None:
         """A value that compresses better than a reader accepts is stored uncompressed."""
         value = bytes(80 << 20)

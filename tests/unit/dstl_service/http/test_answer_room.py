@@ -18,6 +18,7 @@ from dstl_service.http.task_requests import RestoreRequest
 from dstl_service.intake.change_sets import BatchSettings
 from dstl_service.restore.plan import RestorePlan
 from dstl_service.wire import CheckpointRef
+from storage.errors import OverloadedError
 from storage.key_groups import KeyGroupRange
 from storage.memory_store import MemoryStore
 from tests.unit.dstl_service.http_life import service
@@ -157,6 +158,36 @@ def test_streams_that_nobody_takes_are_bounded(monkeypatch: pytest.MonkeyPatch) 
         life.portal.call(story, life.parts, wanted)
 
     assert read == {"many": 4, "other": 1}
+
+
+def test_plans_of_streams_that_nobody_takes_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
+    """C40: each restore from a long log holds its plan as long as its client takes nothing, or as it waits its turn."""
+    monkeypatch.setattr("dstl_service.restore_service._HANDLE_BYTES", 100)
+    monkeypatch.setattr("dstl_service.restore_service.PLANS_BYTES_MAX", 400)
+
+    async def story(parts: Parts, wanted: dict[str, CheckpointRef]) -> None:
+        async def send(message: Message) -> None:
+            pass
+
+        async def receive() -> Message:
+            await asyncio.Event().wait()
+            raise AssertionError
+
+        ask = [partial(answer_restore, parts, RestoreRequest(job, "op", GROUPS, None, wanted[job])) for job in wanted]
+        streams = [await ask[0](), await ask[0](), await ask[1]()]
+        with pytest.raises(OverloadedError, match="restores of job 'many' from long logs"):
+            await ask[0]()
+        for stream in streams:
+            await stream({"type": "http"}, receive, send)
+        await ask[0]()
+
+    with service(MemoryStore(), batch=BatchSettings()) as life:
+        wanted = {}
+        for job in ("many", "other"):
+            life.path = f"/v1/jobs/{job}"
+            life.open()
+            wanted[job] = CheckpointRef(**life.complete(0, None, life.append(bytes(3 * MIB))))
+        life.portal.call(story, life.parts, wanted)
 
 
 def test_stream_counts_what_it_holds() -> None:

@@ -1,4 +1,4 @@
-"""Memory for JSON bodies that are still incomplete."""
+"""Memory for JSON bodies: for incomplete ones, and for what is parsed until requests end."""
 
 from __future__ import annotations
 
@@ -8,7 +8,9 @@ from typing import Any
 import pytest
 from starlette.exceptions import HTTPException
 
+from dstl_service.http.access_middleware import VALUES
 from dstl_service.http.job_limits import BodyRoom
+from dstl_service.wire import VALUE_BYTES
 
 PIECE = 100_000
 
@@ -90,5 +92,39 @@ def test_jobs_leave_some_to_the_next() -> None:
             task.cancel()
         await asyncio.gather(*begun, return_exceptions=True)
         assert requests.room.room.held == 0
+
+    asyncio.run(asyncio.wait_for(story(), 60))
+
+
+def test_parsed_bodies_count_until_their_requests_end() -> None:
+    """C39: what short values take is bounded also while an answer waits for its client, and is free then."""
+    values, size_bytes = 1_000, 2_000
+
+    async def story() -> None:
+        taken = asyncio.Event()
+
+        async def answer(scope: Any, receive: Any, send: Any) -> None:
+            await receive()
+            await taken.wait()
+
+        room = BodyRoom(answer, 1 << 20, 4 * (values * VALUE_BYTES + size_bytes))
+
+        async def receive() -> dict[str, Any]:
+            return {"type": "http.request", "body": bytes(size_bytes)}
+
+        def ask(job: str) -> asyncio.Task[None]:
+            length = [(b"content-length", b"%d" % size_bytes)]
+            path = f"/v1/jobs/{job}/read"
+            scope = {"type": "http", "method": "POST", "path": path, "headers": length, VALUES: values}
+            return asyncio.create_task(room(scope, receive, None))  # type: ignore[arg-type]  # nothing is sent
+
+        held, refused, other = [ask("greedy"), ask("greedy")], ask("greedy"), ask("other")
+        with pytest.raises(HTTPException) as caught:
+            await asyncio.wait_for(refused, 1)
+        assert caught.value.status_code == 429
+        assert not any(task.done() for task in (*held, other))
+        taken.set()
+        await asyncio.gather(*held, other)
+        assert room.parsed.held == 0
 
     asyncio.run(asyncio.wait_for(story(), 60))

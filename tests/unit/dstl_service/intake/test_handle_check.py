@@ -1,19 +1,22 @@
-"""How many objects of a request's handles are looked for at a time."""
+"""How handles in a request are checked: few objects at a time, and beside the event loop."""
 
 from __future__ import annotations
 
 import asyncio
+import threading
 from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
 import pytest
 
-from dstl_service.intake import handle_check
-from dstl_service.intake.handle_check import HandleCheck
+from dstl_service.intake import handle_check, persister
+from dstl_service.intake.handle_check import HandleCheck, checked_handle
+from dstl_service.wire import ChangeSetRef
 from storage.errors import LostChangesError
 from storage.memory_store import MemoryStore
 from storage.model import SegmentHandle
+from tests.unit.dstl_service.http_life import service
 from tests.unit.dstl_service.samples import handles_of, segment, stored
 
 
@@ -80,3 +83,22 @@ def test_all_objects_are_looked_at(monkeypatch: pytest.MonkeyPatch) -> None:
             await check.check("job", [*handles, absent(9)[8]])
 
     asyncio.run(asyncio.wait_for(story(), 60))
+
+
+def test_references_are_parted_beside_the_event_loop(monkeypatch: pytest.MonkeyPatch) -> None:
+    """C37: a request may have any number of handles, and keeps no other one waiting while they are checked."""
+    threads: list[str] = []
+
+    def recorded(job: str, ref: ChangeSetRef, handle: SegmentHandle) -> SegmentHandle:
+        threads.append(threading.current_thread().name.partition("_")[0])
+        return checked_handle(job, ref, handle)
+
+    monkeypatch.setattr(persister, "checked_handle", recorded)
+    monkeypatch.setattr(persister, "_ON_LOOP_MAX", 1)
+    with service(MemoryStore()) as life:
+        life.open()
+        ref, other = (life.append(partition=partition) for partition in (0, 1))
+        (handle,) = life.persist(ref).json()["handles"]
+        life.complete(0, None, {**ref, "handle": handle}, other)
+
+    assert threads == ["io"]

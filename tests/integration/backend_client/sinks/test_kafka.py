@@ -35,6 +35,7 @@ from backend_client.sinks.kafka import KafkaSink, check, markers
 from backend_client.sinks.protocol import Marker, Slot, SlotPublisher
 from dstl_service.wire import CheckpointRef
 from storage.errors import FencedError, InvalidInputError, UnavailableError
+from tests.support.kafka_reader import committed_records
 from tools.servers.faults.toxiproxy import Toxiproxy
 from tools.servers.kafka import KafkaBroker, with_users
 
@@ -89,29 +90,13 @@ def last(sink: KafkaSink, slot: Slot) -> Marker | None:
 
 def committed(broker: KafkaBroker, topic: str) -> list[tuple[str, str]]:
     """Return key and value of all committed records, by partition in order."""
-    consumer = Consumer(
-        {
-            "bootstrap.servers": broker.servers,
-            "group.id": f"reader-{next(_numbers)}",
-            "isolation.level": "read_committed",
-            "auto.offset.reset": "earliest",
-            "enable.partition.eof": True,
-        }
-    )
-    partitions = len(consumer.list_topics(topic, timeout=10).topics[topic].partitions)
-    found: dict[int, list[tuple[str, str]]] = {}
-    consumer.subscribe([topic])
-    ended: set[int] = set()
-    while len(ended) < partitions:
-        message = consumer.poll(10)
-        assert message is not None
-        if message.error() is not None:
-            ended.add(message.partition() or 0)
-        else:
-            record = ((message.key() or b"").decode(), (message.value() or b"").decode())
-            found.setdefault(message.partition() or 0, []).append(record)
-    consumer.close()
-    return [record for partition in sorted(found) for record in found[partition]]
+    partitions = AdminClient({"bootstrap.servers": broker.servers}).list_topics(topic, 10).topics[topic].partitions
+    records = [
+        record
+        for partition in sorted(partitions)
+        for record in committed_records(broker.servers, topic, partition=partition)
+    ]
+    return [((record.key() or b"").decode(), (record.value() or b"").decode()) for record in records]
 
 
 def test_records_and_marker_are_one_transaction(broker: KafkaBroker, sink: KafkaSink, slot: Slot) -> None:

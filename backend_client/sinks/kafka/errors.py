@@ -3,6 +3,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
+
 from confluent_kafka import KafkaError, KafkaException, Producer
 
 TIMEOUT_LIMIT = "transaction.max.timeout.ms"
@@ -57,6 +60,15 @@ class ConnectionErrors:
     def cause_of(self, error: KafkaError) -> KafkaError:
         """Return the refusal if an error says only that there was no answer."""
         return self._refusal if self._refusal is not None and error.code() in _NO_ANSWER else error
+
+
+@contextmanager
+def fatal_errors() -> Iterator[None]:
+    """Raise a client's fatal error as such: the client then calls a callback, and Python tells a `SystemError` only."""
+    try:
+        yield
+    except SystemError as error:
+        raise KafkaException(KafkaError(KafkaError._FATAL)) from error
 
 
 def fatal_cause(client: Producer, error: KafkaError) -> KafkaError:

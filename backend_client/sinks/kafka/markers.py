@@ -11,7 +11,7 @@ from __future__ import annotations
 import time
 from collections.abc import Mapping
 from concurrent.futures import Future
-from typing import Any
+from typing import Any, NamedTuple
 
 from confluent_kafka import Consumer, KafkaError, KafkaException, Message, TopicPartition
 from confluent_kafka.admin import AdminClient, NewPartitions, NewTopic, TopicMetadata  # type: ignore[attr-defined]
@@ -32,14 +32,22 @@ _STEP_RECORDS = 16
 _TIMEOUT_S = 15.0
 
 
-def newest_marker(connection: Mapping[str, Any], topic: str, slot: Slot) -> Marker | None:
+class Newest(NamedTuple):
+    """A slot's newest committed marker, None if it has none; and the offset behind all records that were read."""
+
+    marker: Marker | None
+    end: int
+
+
+def newest_marker(connection: Mapping[str, Any], topic: str, slot: Slot, until: int | None = None) -> Newest:
     """
-    Return a slot's newest committed marker; None if it has none.
+    Return a slot's newest committed marker, as far as the broker knows that takes itself for the partition's leader.
 
     Args:
         connection: Options of a client.
         topic: The topic of the markers.
         slot: The slot.
+        until: The offset of a record of an open transaction: what is before it is read, however old an answer is.
 
     Raises:
         UnavailableError: The brokers do not answer.
@@ -61,20 +69,20 @@ def newest_marker(connection: Mapping[str, Any], topic: str, slot: Slot) -> Mark
     try:
         partition = TopicPartition(topic, slot.number)
         low, high = consumer.get_watermark_offsets(partition, timeout=timeout_s)
-        records = _STEP_RECORDS
+        records, end = _STEP_RECORDS, high
         begin: int | None = None
         while begin is None or begin > low:
             begin = max(low, high - records)
             first = TopicPartition(topic, slot.number, begin)
-            found = _last(consumer, first, high, slot.job_uid.encode(), timeout_s)
+            found, end = _last(consumer, first, high, until, slot.job_uid.encode(), timeout_s)
             if found is not None:
-                return _marker(found, topic, slot.number)
+                return Newest(_marker(found, topic, slot.number), end)
             records *= 8  # only ends of transactions, aborted records and markers of other jobs so far
     except KafkaException as error:
         raise UnavailableError(f"the markers in topic {topic!r} could not be read: {error}") from error
     finally:
         consumer.close()
-    return None
+    return Newest(None, end)
 
 
 def ensure_topic(connection: Mapping[str, Any], topic: str, slots: int, records: str | None = None) -> None:
@@ -138,16 +146,18 @@ def _wait_for(made: Future[None], topic: str, slots: int) -> None:
             ) from error
 
 
-def _last(consumer: Consumer, begin: TopicPartition, high: int, key: bytes, timeout_s: float) -> Message | None:
+def _last(
+    consumer: Consumer, begin: TopicPartition, high: int, until: int | None, key: bytes, timeout_s: float
+) -> tuple[Message | None, int]:
     """
-    Return the last committed record of a key from an offset to the end of its partition.
+    Return the last committed record of a key from an offset to the end of its partition, or to `until`; and that end.
 
     A committed record is not seen while a transaction is open that began before it, such as one of another job that
     shares the topic. So the end is that of all records, which is waited for. A new leader of the partition may know an
     earlier end for a moment, and answers as if that were all; it does not when it is asked for the end, `high`.
     """
     consumer.assign([begin])
-    deadline, last, end = time.monotonic() + timeout_s, None, None
+    deadline, last, end = time.monotonic() + timeout_s, None, until
     while time.monotonic() < deadline:
         message = consumer.poll(0.1)
         if message is None:
@@ -158,7 +168,7 @@ def _last(consumer: Consumer, begin: TopicPartition, high: int, key: bytes, time
         elif error.code() == END_OF_PARTITION:
             end = max(high, consumer.get_watermark_offsets(begin, cached=True)[1]) if end is None else end
             if (message.offset() or 0) >= end:
-                return last
+                return last, message.offset() or 0
         elif error.code() != KafkaError.GROUP_AUTHORIZATION_FAILED:  # the group is never joined: no right is needed
             raise KafkaException(error)
     raise UnavailableError(

@@ -15,11 +15,11 @@ from typing import Any, Self
 
 import pyarrow as pa
 import pyarrow.compute as pc
-from confluent_kafka import KafkaError, KafkaException, Producer
+from confluent_kafka import KafkaError, KafkaException, Message, Producer
 
 from backend_client.sinks.kafka.check import ClusterCheck
-from backend_client.sinks.kafka.errors import ADVICE, FENCED, PURGED, ConnectionErrors, fatal_cause
-from backend_client.sinks.kafka.markers import ensure_topic, newest_marker
+from backend_client.sinks.kafka.errors import ADVICE, FENCED, PURGED, ConnectionErrors, fatal_cause, fatal_errors
+from backend_client.sinks.kafka.markers import Newest, ensure_topic, newest_marker
 from backend_client.sinks.kafka_options import connection_options, from_spark, producer_options
 from backend_client.sinks.protocol import Marker, Sink, Slot, SlotPublisher
 from storage.errors import FencedError, InvalidInputError, UnavailableError
@@ -100,10 +100,13 @@ class _KafkaPublisher(SlotPublisher):
         self._slot = slot
         self._marker_topic = marker_topic
         self._refused: KafkaError | None = None
+        self._read: Newest | None = None
+        self._place: int | None = None
         self._connection_errors = ConnectionErrors()
         self._timeout_s = 2 * float(options["socket.timeout.ms"]) / 1000
+        self._transaction_s = float(options["transaction.timeout.ms"]) / 1000
         callbacks = {"on_delivery": self._delivered, "error_cb": self._connection_errors}
-        self._producer = Producer({**options, "delivery.report.only.error": True, **callbacks})
+        self._producer = Producer({**options, **callbacks})
         try:
             self._connect()
             self._producer.init_transactions(self._timeout_s)
@@ -112,8 +115,8 @@ class _KafkaPublisher(SlotPublisher):
 
     def last_published(self) -> Marker | None:
         """Read the last record of the slot's partition among the markers."""
-        connection = connection_options(self._sink.servers, self._sink.options)
-        return newest_marker(connection, self._marker_topic, self._slot)
+        self._read = self._newest()
+        return self._read.marker
 
     def publish(self, records: Iterable[pa.RecordBatch], marker: Marker) -> int:
         """Produce records and marker in one transaction."""
@@ -129,7 +132,9 @@ class _KafkaPublisher(SlotPublisher):
                 if self._refused is not None:
                     raise KafkaException(self._refused)
             key, value = self._slot.job_uid.encode(), marker.to_text().encode()
-            self._produce(self._marker_topic, key=key, value=value, partition=self._slot.number)
+            place = {"partition": self._slot.number, "on_delivery": self._placed}
+            self._produce(self._marker_topic, key=key, value=value, **place)
+            self._check_newest()
             self._commit()
         except KafkaException as error:
             self._abort()
@@ -137,6 +142,7 @@ class _KafkaPublisher(SlotPublisher):
         except BaseException:
             self._abort()
             raise
+        self._read = None  # another publisher would have fenced this one
         return count
 
     def close(self) -> None:
@@ -165,7 +171,8 @@ class _KafkaPublisher(SlotPublisher):
                     f"the column partition has {message['partition']}, which no topic has"
                 ) from error
             except BufferError as error:  # the queue is full: wait until some of it is sent
-                self._producer.poll(0.1)
+                with fatal_errors():
+                    self._producer.poll(0.1)
                 deadline = deadline or time.monotonic() + _FULL_QUEUE_S
                 if self._refused is not None:
                     raise KafkaException(self._refused) from error
@@ -175,8 +182,35 @@ class _KafkaPublisher(SlotPublisher):
                         "check that they are up and have space"
                     ) from error
 
+    def _newest(self, until: int | None = None) -> Newest:
+        connection = connection_options(self._sink.servers, self._sink.options)
+        return newest_marker(connection, self._marker_topic, self._slot, until)
+
+    def _check_newest(self) -> None:
+        """
+        Check that nothing was published after the marker that was read, now that the brokers have the next one.
+
+        A broker that the others do not reach takes itself for the leader of its partitions, and tells readers an end
+        from before that. No new marker is acknowledged by it: other brokers must have that, behind all former ones.
+        """
+        with fatal_errors():
+            left = self._producer.flush(self._transaction_s)
+        if left:
+            raise UnavailableError(
+                f"the brokers did not take all records of slot {self._slot.number} within {self._transaction_s:g} s "
+                "(transaction.timeout.ms): check that they are up and have space"
+            )
+        read, place = self._read, self._place
+        if read is None or place in (None, read.end):  # if it has no place, the commit tells why
+            return
+        if place < 0 or self._newest(place).marker != read.marker:
+            raise UnavailableError(
+                f"a broker told an old marker of slot {self._slot.number} from topic {self._marker_topic!r}: it does "
+                "not know that another one leads the partition now. Nothing was published; check its network"
+            )
+
     def _commit(self) -> None:
-        deadline = time.monotonic() + float(self._sink.options.get("transaction.timeout.ms", 60_000)) / 1000
+        deadline = time.monotonic() + self._transaction_s
         while True:
             try:
                 return self._producer.commit_transaction(self._timeout_s)
@@ -193,6 +227,12 @@ class _KafkaPublisher(SlotPublisher):
     def _delivered(self, error: KafkaError | None, _: object) -> None:
         if error is not None and self._refused is None and error.code() not in PURGED:
             self._refused = error
+
+    def _placed(self, error: KafkaError | None, message: Message) -> None:
+        self._delivered(error, message)
+        if error is None:
+            offset = message.offset()
+            self._place = -1 if offset is None else offset  # a broker may not tell it when it was asked twice
 
     def _translated(self, error: KafkaException) -> Exception:
         cause = fatal_cause(self._producer, error.args[0])

@@ -32,6 +32,8 @@ from confluent_kafka.admin import (  # type: ignore[attr-defined]
 )
 
 from backend_client.sinks.kafka import KafkaSink, check, markers
+from backend_client.sinks.kafka import sink as kafka_sink
+from backend_client.sinks.kafka_options import connection_options
 from backend_client.sinks.protocol import Marker, Slot, SlotPublisher
 from dstl_service.wire import CheckpointRef
 from storage.errors import FencedError, InvalidInputError, UnavailableError
@@ -129,6 +131,44 @@ def test_marker_behind_an_open_transaction_is_waited_for(broker: KafkaBroker, sl
             last(sink, slot)
         other.abort_transaction(30)
         assert last(sink, slot) == marker(checkpoint_id)
+
+
+def test_old_marker_publishes_nothing_again(
+    broker: KafkaBroker, sink: KafkaSink, slot: Slot, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """
+    A broker that the others do not reach takes itself for the leader, and tells a reader the marker of before that.
+
+    Here the answer is an earlier one of the broker itself.
+    """
+    publish(sink, slot, 0, "a1")
+    known = markers.newest_marker(connection_options(sink.servers, {}), f"{slot.job}.out.markers", slot)
+    publish(sink, slot, 1, "a2")
+    publisher = sink.open(slot)
+    with monkeypatch.context() as cut_off:
+        cut_off.setattr(kafka_sink, "newest_marker", lambda *_: known)
+        assert publisher.last_published() == marker(0)
+    with pytest.raises(UnavailableError, match=r"a broker told an old marker of slot 1 from topic .*\.markers'"):
+        publisher.publish([batch("a2")], marker(1))
+    publisher.close()
+    assert last(sink, slot) == marker(1)
+    assert committed(broker, slot.job) == [("a", "a1"), ("a", "a2")]
+
+
+def test_marker_behind_one_of_another_job(broker: KafkaBroker, slot: Slot) -> None:
+    """Jobs may share the topic of markers: one that publishes between a look and a publish is no obstacle."""
+    shared = f"{slot.job}.shared"
+    sink, other = (KafkaSink(broker.servers, topic, marker_topic=shared) for topic in (slot.job, f"{slot.job}-other"))
+    for one in (sink, other):
+        one.check(COLUMNS, [replace(slot, number=0), slot])
+    publisher = sink.open(slot)
+    assert publisher.last_published() is None
+    publish(other, replace(slot, job_uid="other"), 0, "b1")
+    for checkpoint_id in (0, 1):
+        assert publisher.publish([batch(f"a{checkpoint_id}")], marker(checkpoint_id)) == 1
+    publisher.close()
+    assert last(sink, slot) == marker(1)
+    assert committed(broker, slot.job) == [("a", "a0"), ("a", "a1")]
 
 
 def test_older_publisher_is_fenced(broker: KafkaBroker, sink: KafkaSink, slot: Slot) -> None:

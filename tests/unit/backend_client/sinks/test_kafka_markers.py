@@ -53,5 +53,5 @@ def test_a_leader_that_knows_an_earlier_end_is_waited_for(monkeypatch: pytest.Mo
     """The high watermark goes back when a partition's leader changes: the older marker would publish all again."""
     monkeypatch.setattr(markers, "Consumer", Brokers)
     found = markers.newest_marker({"socket.timeout.ms": 1000}, "topic", SLOT)
-    assert found is not None
-    assert found.checkpoint.id == 1
+    assert found.marker is not None
+    assert found.marker.checkpoint.id == 1

@@ -26,7 +26,7 @@ from urllib.parse import unquote, urlsplit
 
 import pyarrow as pa
 from deltalake import CommitProperties, DeltaTable, Transaction, WriterProperties, write_deltalake
-from deltalake.exceptions import DeltaError
+from deltalake.exceptions import DeltaError, TableNotFoundError
 
 from backend_client.sinks.delta.columns import check_readable, check_table, column_types, conformed, stored_columns
 from backend_client.sinks.delta.constraints import check_lengths
@@ -93,9 +93,7 @@ class DeltaSink(Sink):
         wanted = column_types(columns, self.partition_by)
         self._check_conditional_puts()
         with _told(self.path):
-            if not DeltaTable.is_deltatable(self.location, self.options):
-                self._create(wanted)
-            table = self.table()
+            table = self._opened(wanted)
             added = check_table(table, self.path, wanted, self.partition_by, merge=self.merge_schema)
             if added:
                 table.alter.add_columns(added)
@@ -136,6 +134,14 @@ class DeltaSink(Sink):
         given = {name.lower(): value for name, value in self.storage_options.items()}
         found = [given.get(name) for name in _ENDPOINT_NAMES] + [os.environ.get(n.upper()) for n in _ENDPOINT_NAMES[:2]]
         return next(filter(None, found), None)
+
+    def _opened(self, columns: pa.Schema) -> DeltaTable:
+        """Load the table, which is created if it is missing."""
+        try:  # the library's `is_deltatable` stops all threads of Python until the store answers
+            return self.table()
+        except TableNotFoundError:
+            self._create(columns)
+            return self.table()
 
     def _create(self, columns: pa.Schema) -> None:
         if self.is_local:

@@ -1,5 +1,5 @@
 """
-Objects in a bucket of S3 or of a compatible server. The only module that imports boto3.
+Objects in a bucket of S3 or of a compatible server.
 
 The server must have conditional PUT (`If-None-Match: *`); `check_writable` tests that. General purpose buckets
 list keys in ascending order; "directory buckets" do not and cannot be used.
@@ -16,7 +16,6 @@ from itertools import islice
 from pathlib import Path
 from typing import Any
 
-import boto3
 from botocore import exceptions as boto
 from botocore.config import Config
 
@@ -38,6 +37,7 @@ from storage.object_store import (
 )
 from storage.s3_body import BufferedBody
 from storage.s3_errors import FOREIGN, LOOK_UP, meaning
+from storage.s3_session import new_session
 
 _KEYS_PER_DELETE_MAX = 1000
 _CUSTOMER_KEY_BYTES = 32
@@ -130,8 +130,7 @@ class S3Store:
             tcp_keepalive=True,
         )
         with self._translated(_OPEN, ""):
-            # Its own session: boto3's shared one is not thread-safe.
-            session = boto3.session.Session(region_name=region)
+            session = new_session(region)
             self._client: Any = session.client(
                 "s3", endpoint_url=endpoint_url, config=config, verify=None if ca_file is None else os.fspath(ca_file)
             )

@@ -125,8 +125,8 @@ LINES_MAX = 350
 DOORS: dict[str, tuple[str, ...]] = {
     # third party       the only files and folders (with a slash) that may import it, or what is
     #                   below it; examples may import everything
-    "boto3": ("storage/s3_store.py", "loadtest/", "tools/servers/"),
-    "botocore": ("storage/s3_store.py", "loadtest/", "tools/servers/"),
+    "boto3": ("storage/s3_session.py", "loadtest/", "tools/servers/"),
+    "botocore": ("storage/s3_session.py", "storage/s3_store.py", "loadtest/", "tools/servers/"),
     "fastapi": ("dstl_service/app.py", "dstl_service/http/"),
     "starlette": ("dstl_service/app.py", "dstl_service/http/"),
     "datasketches": ("backend_client/columnar/distinct.py",),
@@ -391,7 +391,7 @@ def test_tables_name_existing_packages() -> None:
         ("storage/a.py", "from dstl_service.wire import X", "storage may not import dstl_service.wire.X"),
         ("storage/a.py", "import tests.support", "storage may not import tests.support"),
         ("storage/a.py", "def f():\n    import boto3", "boto3 may be imported only"),
-        ("storage/s3_store.py", "import boto3", ""),
+        ("storage/s3_session.py", "import boto3", ""),
         ("dstl_service/a.py", "from time import monotonic", "time is reached only through storage/clock.py"),
         ("dstl_service/restore/plan.py", "from fastapi import Response", "fastapi may be imported only"),
         ("dstl_service/http/routes/restore.py", "from fastapi import Response", ""),

@@ -78,7 +78,8 @@ def test_unknown_option_lists_known_ones() -> None:
 
 def test_missing_boto3_is_said(monkeypatch: pytest.MonkeyPatch) -> None:
     """Without boto3 other stores work, and this one names the package to install."""
-    monkeypatch.delitem(sys.modules, "storage.s3_store", raising=False)
+    for name in ("storage.s3_store", "storage.s3_session"):
+        monkeypatch.delitem(sys.modules, name, raising=False)
     monkeypatch.setitem(sys.modules, "boto3", None)
     with pytest.raises(InvalidInputError, match="boto3"):
         open_store("s3://bucket")

@@ -14,6 +14,7 @@ from botocore.exceptions import (
     ReadTimeoutError,
     UnauthorizedSSOTokenError,
 )
+from botocore.loaders import JSONFileLoader
 from botocore.stub import Stubber
 
 from storage.errors import (
@@ -24,6 +25,7 @@ from storage.errors import (
     NotFoundError,
     UnavailableError,
 )
+from storage.s3_session import shared_loader
 from storage.s3_store import S3Store
 
 FOUND = {"ETag": '"1"'}
@@ -52,6 +54,23 @@ def store(monkeypatch: pytest.MonkeyPatch) -> S3Store:
     monkeypatch.setenv("AWS_ACCESS_KEY_ID", "known-access")
     monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", "known-secret")
     return S3Store("bucket", "p", region="us-east-1", sse="aws:kms", sse_kms_key_id="key-1")
+
+
+def test_descriptions_of_s3_are_read_once(store: S3Store, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Opening a second store reads no description of S3 again; the list of their folders does not grow."""
+    read = list[str]()
+    load_file = JSONFileLoader.load_file
+
+    def counted(self: JSONFileLoader, file_path: str) -> Any:
+        read.append(file_path)
+        return load_file(self, file_path)
+
+    folders = shared_loader(None).search_paths
+    monkeypatch.setattr(JSONFileLoader, "load_file", counted)
+    for _ in range(3):
+        assert S3Store("other", region="eu-west-1").url == "s3://other"
+    assert read == []
+    assert shared_loader(None).search_paths == folders
 
 
 @pytest.fixture

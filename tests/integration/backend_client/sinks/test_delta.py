@@ -758,7 +758,7 @@ def test_other_threads_go_on_while_the_store_hangs() -> None:
     with socket.create_server(("127.0.0.1", 0)) as hung, ThreadPoolExecutor(1) as pool:
         endpoint = f"http://127.0.0.1:{hung.getsockname()[1]}"
         options = {"aws_access_key_id": "a", "aws_secret_access_key": "b", "aws_region": "us-east-1"}
-        options |= {"aws_endpoint_url": endpoint, "timeout": "1s", "max_retries": "0"}
+        options |= {"aws_endpoint_url": endpoint, "timeout": "4s", "max_retries": "0"}
         checked = pool.submit(DeltaSink("s3://bucket/out", storage_options=options).check, COLUMNS, [SLOT])
         steps = 0
         while not checked.done():

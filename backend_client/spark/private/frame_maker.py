@@ -63,7 +63,6 @@ class FrameMaker:
             self._is_not_null = getattr(jvm, f"{_CATALYST}.expressions.IsNotNull")
         self.nodes = _Nodes(jvm)
         self.python = _PythonFunctions(context)
-        self.expression = lru_cache(_KEPT_MAX)(self._new_expression)
         self.expressions = lru_cache(_KEPT_MAX)(self._new_expressions)
         self.moves = lru_cache(_KEPT_MAX)(self._new_moves)
         self.orders = lru_cache(_KEPT_MAX)(self._new_orders)

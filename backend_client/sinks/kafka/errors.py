@@ -24,6 +24,7 @@ ADVICE: dict[int, str] = {
     KafkaError.RECORD_LIST_TOO_LARGE: "raise max.message.bytes of the topic, or lower batch.size of the sink",
     KafkaError.UNKNOWN_TOPIC_OR_PART: "create the topic",
     KafkaError._UNKNOWN_TOPIC: "create the topic",
+    KafkaError.TOPIC_EXCEPTION: "no topic has such a name: change the column topic in the query",
     KafkaError._UNKNOWN_PARTITION: "the column partition names one that the topic does not have",
     KafkaError.TOPIC_AUTHORIZATION_FAILED: "allow the sink's user to write to the topic",
     KafkaError.TRANSACTIONAL_ID_AUTHORIZATION_FAILED: (

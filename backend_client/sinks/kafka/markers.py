@@ -28,6 +28,9 @@ _TOPIC_CONFIG = {
 }
 _REPLICAS = 3
 """The brokers' own default is often 1: records would outlive their markers, and be published again."""
+_CHANGED_BY_OTHERS = (KafkaError.TOPIC_ALREADY_EXISTS, KafkaError.INVALID_PARTITIONS)
+_GONE = (KafkaError._UNKNOWN_PARTITION, KafkaError._UNKNOWN_TOPIC, KafkaError.UNKNOWN_TOPIC_OR_PART)  # noqa: SLF001
+_ADVICE = "if the topic was deleted, restore it with its records; to continue without them, give the sink another name"
 _STEP_RECORDS = 16
 _TIMEOUT_S = 15.0
 
@@ -79,7 +82,9 @@ def newest_marker(connection: Mapping[str, Any], topic: str, slot: Slot, until: 
                 return Newest(_marker(found, topic, slot.number), end)
             records *= 8  # only ends of transactions, aborted records and markers of other jobs so far
     except KafkaException as error:
-        raise UnavailableError(f"the markers in topic {topic!r} could not be read: {error}") from error
+        cause = error.args[0]
+        advice = _ADVICE if cause.code() in _GONE else "check the brokers; publishing is retried"
+        raise UnavailableError(f"the markers in topic {topic!r} could not be read: {cause.str()}; {advice}") from error
     finally:
         consumer.close()
     return Newest(None, end)
@@ -100,16 +105,19 @@ def ensure_topic(connection: Mapping[str, Any], topic: str, slots: int, records:
         UnavailableError: The brokers do not answer.
     """
     admin = AdminClient(dict(connection))
-    partitions = partitions_of(admin, topic)
-    if partitions >= slots:
-        return
-    if partitions == 0:
-        made = admin.create_topics([_new_topic(admin, topic, slots, records)])[topic]
-    else:
-        made = admin.create_partitions([NewPartitions(topic, slots)])[topic]
-    _wait_for(made, topic, slots)
     deadline = time.monotonic() + _TIMEOUT_S
-    while partitions_of(admin, topic) < slots and time.monotonic() < deadline:
+    # Another job that shares the topic may have changed it meanwhile, and a broker does not know all changes at once.
+    while (partitions := partitions_of(admin, topic)) < slots:
+        if time.monotonic() > deadline:
+            raise UnavailableError(
+                f"the topic {topic!r} of the sink's markers shows {partitions} partitions and needs {slots}, and that "
+                f"did not change within {_TIMEOUT_S:g} s: check that all brokers are up, and that the user may read it"
+            )
+        if partitions == 0:
+            made = admin.create_topics([_new_topic(admin, topic, slots, records)])[topic]
+        else:
+            made = admin.create_partitions([NewPartitions(topic, slots)])[topic]
+        _wait_for(made, topic, slots)
         time.sleep(0.05)
 
 
@@ -139,7 +147,7 @@ def _wait_for(made: Future[None], topic: str, slots: int) -> None:
     try:
         made.result(_TIMEOUT_S)
     except KafkaException as error:
-        if error.args[0].code() != KafkaError.TOPIC_ALREADY_EXISTS:
+        if error.args[0].code() not in _CHANGED_BY_OTHERS:
             raise InvalidInputError(
                 f"the topic {topic!r} of the sink's markers needs {slots} partitions, one for each slot, and cannot be "
                 f"changed: {error.args[0].str()}; create it with cleanup.policy=compact, or give it more partitions"

@@ -100,6 +100,7 @@ class _KafkaPublisher(SlotPublisher):
         self._slot = slot
         self._marker_topic = marker_topic
         self._refused: KafkaError | None = None
+        self._refused_topic: str | None = None
         self._read: Newest | None = None
         self._place: int | None = None
         self._connection_errors = ConnectionErrors()
@@ -170,6 +171,9 @@ class _KafkaPublisher(SlotPublisher):
                 raise UnavailableError(
                     f"the column partition has {message['partition']}, which no topic has"
                 ) from error
+            except KafkaException:
+                self._refused_topic = topic
+                raise
             except BufferError as error:  # the queue is full: wait until some of it is sent
                 with fatal_errors():
                     self._producer.poll(0.1)
@@ -224,9 +228,9 @@ class _KafkaPublisher(SlotPublisher):
             self._producer.purge()
             self._producer.abort_transaction(self._timeout_s)
 
-    def _delivered(self, error: KafkaError | None, _: object) -> None:
+    def _delivered(self, error: KafkaError | None, message: Message) -> None:
         if error is not None and self._refused is None and error.code() not in PURGED:
-            self._refused = error
+            self._refused, self._refused_topic = error, message.topic()
 
     def _placed(self, error: KafkaError | None, message: Message) -> None:
         self._delivered(error, message)
@@ -245,7 +249,7 @@ class _KafkaPublisher(SlotPublisher):
             self._producer.poll(0)  # lets the client report events
         cause = self._connection_errors.cause_of(self._refused if self._refused is not None else cause)
         advice = ADVICE.get(cause.code(), "check the brokers; publishing is retried")
-        topic = self._sink.topic or "(column topic)"
+        topic = (self._sink.topic or "(column topic)") if self._refused_topic is None else self._refused_topic
         return UnavailableError(f"Kafka refused output for topic {topic!r}: {cause.str()}; {advice}")
 
 

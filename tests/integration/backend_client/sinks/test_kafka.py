@@ -7,7 +7,7 @@ import os
 import signal
 import time
 from collections.abc import Iterable, Iterator
-from concurrent.futures import Future
+from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import replace
 from itertools import count
 from pathlib import Path
@@ -155,6 +155,16 @@ def test_old_marker_publishes_nothing_again(
     assert committed(broker, slot.job) == [("a", "a1"), ("a", "a2")]
 
 
+def test_deleted_topic_of_markers(broker: KafkaBroker, sink: KafkaSink, slot: Slot) -> None:
+    """While the query runs nothing is published and nobody makes the topic again; the error says what to do."""
+    publish(sink, slot, 0, "a1")
+    topic = f"{slot.job}.out.markers"
+    admin = AdminClient({"bootstrap.servers": broker.servers})
+    admin.delete_topics([topic])[topic].result(10)
+    with pytest.raises(UnavailableError, match=r"Unknown partition; if the topic was deleted, restore it"):
+        last(sink, slot)
+
+
 def test_marker_behind_one_of_another_job(broker: KafkaBroker, slot: Slot) -> None:
     """Jobs may share the topic of markers: one that publishes between a look and a publish is no obstacle."""
     shared = f"{slot.job}.shared"
@@ -257,6 +267,8 @@ def test_columns_of_a_record(broker: KafkaBroker, slot: Slot) -> None:
         ("headers", headers, [None], "has a header without a key"),
         ("headers", headers, [("h\0i", b"")], r"header whose key 'h\\x00i' has the character NUL"),
         ("topic", pa.string(), "t\0u", r"topic 't\\x00u', and no topic's name has the character NUL"),
+        ("topic", pa.string(), "a b", r"for topic 'a b': .*; no topic has such a name"),
+        ("partition", pa.int32(), 3, f"for topic '{slot.job}-t': .* names one that the topic does not have"),
         ("partition", pa.int64(), 2**40, "column partition has 1099511627776, which no topic has"),
         ("partition", pa.int64(), -1, "column partition has -1, which no topic has"),
     ):
@@ -367,6 +379,17 @@ def test_limits_of_the_broker_are_checked(broker: KafkaBroker, slot: Slot) -> No
         KafkaSink(broker.servers, slot.job, marker_topic="not a topic").check(COLUMNS, slots[:1])
     with pytest.raises(InvalidInputError, match="needs a topic"):
         KafkaSink(broker.servers).check(COLUMNS, slots)
+
+
+@pytest.mark.parametrize("exists", [False, True])
+def test_jobs_that_share_a_topic_of_markers_start_at_once(broker: KafkaBroker, slot: Slot, exists: bool) -> None:
+    """Each gets its partitions, whichever of them makes the topic."""
+    connection = connection_options(broker.servers, {})
+    if exists:
+        topic_of(broker, slot.job)
+    with ThreadPoolExecutor(3) as jobs:
+        list(jobs.map(lambda slots: markers.ensure_topic(connection, slot.job, slots), (2, 6, 3)))
+    assert markers.partitions_of(AdminClient({"bootstrap.servers": broker.servers}), slot.job) == 6
 
 
 def topic_of(broker: KafkaBroker, name: str, **config: str) -> str:

@@ -63,8 +63,9 @@ def _check_whole(table: DeltaTable, folder: Path, commit: Path, actions: list[di
         if file.name in used:
             raise UnavailableError(
                 f"file {file} of the table has {sizes[file]} of {size} bytes: the host went down before it was on the "
-                f"disk, and readers fail. If {commit.name} is the newest commit of the table's log, remove that, and "
-                "the output is published again; if not, rewind the job to a checkpoint before"
+                f"disk, and readers fail. If {commit.name} is the newest commit in {commit.parent}, remove it there, "
+                f"with {commit.stem}.checkpoint* and _last_checkpoint if there are such, and the output is published "
+                "again; if not, rewind the job to a checkpoint before"
             )
 
 

@@ -53,7 +53,9 @@ class Publishing:
 
 
 class SteppedPublishers:
-    """Processes that publish, and stop at a step."""
+    """Processes that publish, and stop at a step; there are no others after one that did not end."""
+
+    _is_stuck = False
 
     def __enter__(self) -> Self:
         context = multiprocessing.get_context("spawn")
@@ -70,8 +72,11 @@ class SteppedPublishers:
         self._process.join(_TIMEOUT_S)
 
     def steps(self, what: Publishing) -> list[Step]:
-        """Publish; return the steps."""
-        return list(self._ask(what, 0, 0))
+        """Publish; return the steps, or raise `RuntimeError` with the text of the error that the publisher raised."""
+        found = self._ask(what, 0, 0)
+        if isinstance(found, str):
+            raise RuntimeError(f"a publisher in a process of its own failed: {found}")  # noqa: TRY004 - no wrong type
+        return list(found)
 
     def killed(self, what: Publishing, step: int | str) -> bool:
         """Publish until a step, at which the publisher is killed; return whether it got there."""
@@ -92,7 +97,8 @@ class SteppedPublishers:
         return self._answer()
 
     def _answer(self) -> Any:
-        if not self._answers.poll(_TIMEOUT_S):
+        self._is_stuck = self._is_stuck or not self._answers.poll(_TIMEOUT_S)
+        if self._is_stuck:
             raise TimeoutError("a publisher did not end")
         return self._answers.recv()
 
@@ -122,6 +128,10 @@ def _serve(answers: Connection) -> None:
                 if not sent:
                     answers.send(steps)
                 code = 0
+            except Exception as error:  # noqa: BLE001 - the sink is the user's
+                if not sent:
+                    answers.send(f"{type(error).__name__}: {error}")
+                    code = 0
             finally:
                 os._exit(code)
         _, status = os.waitpid(child, os.WUNTRACED)

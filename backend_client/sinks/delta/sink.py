@@ -12,16 +12,15 @@ obstacle.
 
 from __future__ import annotations
 
-import json
 import os
 import re
 import tempfile
 import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from contextlib import closing, contextmanager, suppress
+from contextlib import closing, contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import IO, Any, Literal, cast, get_args
+from typing import IO, Literal, cast, get_args
 from urllib.parse import unquote, urlsplit
 
 import pyarrow as pa
@@ -30,7 +29,8 @@ from deltalake.exceptions import DeltaError, TableNotFoundError
 
 from backend_client.sinks.delta.columns import check_readable, check_table, column_types, conformed, stored_columns
 from backend_client.sinks.delta.constraints import check_lengths
-from backend_client.sinks.delta.markers import check_retention, is_of_slot, stored_marker, transactions
+from backend_client.sinks.delta.flushing import flush, flush_newest
+from backend_client.sinks.delta.markers import check_retention, stored_marker, transactions
 from backend_client.sinks.delta.statistics import check_values, statistics_of, without_floats
 from backend_client.sinks.protocol import Marker, Sink, Slot, SlotPublisher
 from backend_client.sinks.temporary_files import room_for_records
@@ -46,8 +46,8 @@ _ROW_GROUP_BYTES = 64 << 20
 """A file is written one row group at a time, which the library holds in memory."""
 _UNUSABLE = re.compile(r"%[0-9A-Fa-f]{2}|[\[\]^|\\\x00-\x1f\x7f]")
 """With these in a folder's name the library makes empty commits, but panics, or uses another folder, to write files."""
-_FLUSHED_AFTER_S = 6 * 3600.0
-"""Older files are on the disk: systems write them after half a minute, and clocks may be hours apart."""
+_LOOKED_AGAIN_AFTER_S = 10.0
+"""A look costs some requests, which a publish that is quick does without."""
 _ENDPOINT_NAMES = ("aws_endpoint_url_s3", "aws_endpoint_url", "endpoint_url", "aws_endpoint", "endpoint")
 _SECRETS = ("aws_access_key_id", "access_key_id", "aws_session_token", "token")
 
@@ -173,11 +173,12 @@ class _DeltaPublisher(SlotPublisher):
     def __init__(self, sink: DeltaSink, slot: Slot) -> None:
         self._sink = sink
         self._slot = slot
-        self._table = sink.table()
+        self._table, self._opened_s = sink.table(), time.time()
+        self._table_id = self._table.metadata().id
         check_retention(self._table, sink.path)
         self._last = stored_marker(self._table, slot)
         if sink.is_local and self._last is not None:
-            _flush_newest(Path(sink.location), self._table.version(), slot)
+            flush_newest(self._table, Path(sink.location), slot)
 
     def last_published(self) -> Marker | None:
         """Return the marker of the table's version on which a commit is built."""
@@ -191,10 +192,12 @@ class _DeltaPublisher(SlotPublisher):
             rows, size_bytes = _spool(file, self._conformed(records, schema), schema)
             try:
                 with _told(self._sink.path):
+                    if time.time() - self._opened_s > _LOOKED_AGAIN_AFTER_S:
+                        self._check_same(self._sink.table())
                     self._commit(file if rows else None, marker, _rows_per_group(rows, size_bytes))
                     self._check_committed(marker)
                     if self._sink.is_local:
-                        _flush(Path(self._sink.location), self._table.version())
+                        flush(Path(self._sink.location), self._table.version())
             except UnavailableError as error:
                 if isinstance(error.__cause__, DeltaError):
                     self._check_not_overtaken()
@@ -247,8 +250,22 @@ class _DeltaPublisher(SlotPublisher):
         looks.
         """
         newest = self._sink.table()
+        self._check_same(newest)
         if newest.version() != self._table.version() and stored_marker(newest, self._slot) != marker:
             raise self._fenced()
+
+    def _check_same(self, newest: DeltaTable) -> None:
+        """
+        Check that the table is the one that was opened, and was not deleted and created again.
+
+        The library takes the new one's commits for later ones of the old one. A process that stood still would add its
+        records, in the old one's partitions, and a marker that the new one must not have.
+        """
+        if newest.metadata().id != self._table_id:
+            raise UnavailableError(
+                f"table {self._sink.path} was deleted and created again while output was published to it; if the new "
+                f"one has a commit of sink {self._slot.sink}, slot {self._slot.number}, restore it to before that"
+            )
 
     def _check_not_overtaken(self) -> None:
         with _told(self._sink.path):
@@ -301,40 +318,3 @@ def _spool(file: IO[bytes], records: Iterable[pa.RecordBatch], schema: pa.Schema
 
 def _rows_per_group(rows: int, size_bytes: int) -> int:
     return max(1, rows * _ROW_GROUP_BYTES // max(size_bytes, 1))
-
-
-def _flush_newest(folder: Path, version: int, slot: Slot) -> None:
-    """Flush a slot's newest commit, whose publisher may have been killed before it did: it counts as published."""
-    oldest_s = time.time() - _FLUSHED_AFTER_S
-    with suppress(FileNotFoundError):  # of an old commit, of which the log was cleaned
-        for number in range(version, -1, -1):
-            commit = _commit_file(folder, number)
-            if is_of_slot(_actions(commit), slot):
-                _flush(folder, number)
-            elif commit.stat().st_mtime > oldest_s:
-                continue
-            return
-
-
-def _commit_file(folder: Path, version: int) -> Path:
-    return folder / "_delta_log" / f"{version:020d}.json"
-
-
-def _actions(commit: Path) -> list[dict[str, Any]]:
-    # Bytes are split at line ends only; text would also be split within values, since U+2028 stands for itself in JSON.
-    return [json.loads(line) for line in commit.read_bytes().splitlines()]
-
-
-def _flush(folder: Path, version: int) -> None:
-    """Flush a commit and its files to the disk, which the library does not do: the log gives up published output."""
-    commit = _commit_file(folder, version)
-    actions = _actions(commit)
-    files = [folder / unquote(action["add"]["path"]) for action in actions if "add" in action]
-    # A partition by two columns is a folder in a folder, and the name of each is in the one around it.
-    folders = {around for file in files for around in file.parents if folder in around.parents}
-    for path in [*filter(Path.exists, [*files, *folders]), folder, commit, commit.parent]:  # others remove files
-        descriptor = os.open(path, os.O_RDONLY)
-        try:
-            os.fsync(descriptor)
-        finally:
-            os.close(descriptor)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import math
 import os
+import shutil
 import socket
 import time
 from ast import literal_eval
@@ -439,6 +440,42 @@ def test_commit_of_a_killed_publisher_is_flushed(sink: DeltaSink, monkeypatch: p
     flushed.clear()
     os.utime(max(log(sink).glob("*.json")), times=(0, 0))
     assert (last(sink), flushed) == (marker(0), [])
+
+
+@on_disk
+def test_commit_that_a_lost_host_cut_off_is_not_published(sink: DeltaSink) -> None:
+    """Its file was not on the disk; where others have removed the file from the table, that is no loss."""
+    publish(sink, 0, 1)
+    publish(sink, 1, 2)
+    commit = max(log(sink).glob("*.json"))
+    (file,) = (json.loads(line)["add"]["path"] for line in commit.read_text().splitlines() if line.startswith('{"add"'))
+    os.truncate(Path(sink.location) / file, 100)
+    with pytest.raises(UnavailableError, match=rf"has 100 of \d+ bytes: .* If {commit.name} is the newest commit"):
+        sink.open(SLOT)
+    commit.rename(commit.with_suffix(".removed"))
+    assert (last(sink), seen(sink)) == (marker(0), [1])
+    commit.with_suffix(".removed").rename(commit)
+    sink.table().delete()
+    assert last(sink) == marker(1)
+
+
+@on_disk
+@pytest.mark.parametrize("look_after_s", [-1.0, 10.0])
+def test_a_table_that_is_made_anew_is_another_one(
+    sink: DeltaSink, monkeypatch: pytest.MonkeyPatch, look_after_s: float
+) -> None:
+    """A publisher that stood still adds nothing to it; one that comes in the same moment tells that it did."""
+    monkeypatch.setattr("backend_client.sinks.delta.sink._LOOKED_AGAIN_AFTER_S", look_after_s)
+    publish(sink, 0, 1)
+    older = sink.open(SLOT)
+    shutil.rmtree(sink.location)
+    sink.check(COLUMNS, [SLOT])
+    for value in (7, 8, 9):
+        write_deltalake(sink.location, pa.table(batch(value)), mode="append")
+    with pytest.raises(UnavailableError, match="was deleted and created again"):
+        older.publish([batch(2)], marker(1))
+    is_late = look_after_s < 0
+    assert (last(sink), seen(sink)) == ((None, [7, 8, 9]) if is_late else (marker(1), [2, 7, 8, 9]))
 
 
 @on_disk

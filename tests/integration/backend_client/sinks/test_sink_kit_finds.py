@@ -1,11 +1,12 @@
-"""The conformance kit finds out sinks whose fault shows beside other slots, to a reader, or in what is published."""
+"""The conformance kit finds out sinks whose fault shows beside other slots, to a reader, in records or in errors."""
 
 from __future__ import annotations
 
 import json
+import multiprocessing
 import sqlite3
-from collections.abc import Iterable, Sequence
-from contextlib import closing
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import closing, contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -16,6 +17,7 @@ import pytest
 from backend_client.sinks.protocol import Marker, Sink, Slot, SlotPublisher
 from backend_client.testing import sink_kit
 from backend_client.testing.sink_kit import SinkKit
+from storage.errors import FencedError
 from tools.servers.sqlite_sink import SqlitePublisher, SqliteSink
 
 pytestmark = [pytest.mark.integration, pytest.mark.timeout(180)]
@@ -77,6 +79,16 @@ class _FaultyPublisher(SlotPublisher):
 
     def publish(self, records: Iterable[pa.RecordBatch], marker: Marker) -> int:
         """Publish with the fault."""
+        if self._fault == "works in one process" and multiprocessing.parent_process() is not None:
+            raise KeyError("a table of the main process")
+        if self._fault == "has an error of its own":
+            try:
+                return self._publisher.publish(records, marker)
+            except FencedError as error:
+                raise sqlite3.IntegrityError("the row has changed") from error
+        if self._fault == "locks all while it reads":
+            with self._lock():
+                return self._publisher.publish(records, marker)
         if self._fault in ("a check tidies up", "each slot tidies up", "slots share a place"):
             values = self._through_the_place(records)
         elif self._fault == "writes, and removes it later":
@@ -97,6 +109,15 @@ class _FaultyPublisher(SlotPublisher):
             values, marker = self._unpublished
             self._publisher.publish([numbers(values)], marker)
         self._publisher.close()
+
+    @contextmanager
+    def _lock(self) -> Iterator[None]:
+        lock = Path(f"{self._sink.sink.path}.lock")
+        lock.touch(exist_ok=False)  # of one that waits, the wait would be over some time
+        try:
+            yield
+        finally:
+            lock.unlink()
 
     def _through_the_place(self, records: Iterable[pa.RecordBatch]) -> list[int]:
         self._sink.execute("delete from place where slot = ?", self._place)
@@ -138,6 +159,9 @@ class _FaultyPublisher(SlotPublisher):
         ("cuts names", sink_kit.MARKER),
         ("does not count", sink_kit.COUNT),
         ("takes the number of another opening", sink_kit.ONCE),
+        ("has an error of its own", sink_kit.FENCED),
+        ("locks all while it reads", sink_kit.APART),
+        ("works in one process", sink_kit.WORKS),
     ],
 )
 def test_faults_are_found(tmp_path: Path, fault: str, promise: str) -> None:

@@ -1,0 +1,84 @@
+"""Flushes commits of a table on a disk, which the library does not do: the log gives published output up."""
+
+from __future__ import annotations
+
+import json
+import os
+import time
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+from urllib.parse import unquote
+
+from deltalake import DeltaTable
+
+from backend_client.sinks.delta.markers import is_of_slot
+from backend_client.sinks.protocol import Slot
+from storage.errors import UnavailableError
+
+_FLUSHED_AFTER_S = 6 * 3600.0
+"""Older files are on the disk: systems write them after half a minute, and clocks may be hours apart."""
+
+
+def flush(folder: Path, version: int) -> None:
+    """Flush a commit and its files."""
+    commit = _commit_file(folder, version)
+    files = [file for file, _ in _added(folder, _actions(commit))]
+    # A partition by two columns is a folder in a folder, and the name of each is in the one around it.
+    folders = {around for file in files for around in file.parents if folder in around.parents}
+    for path in [*filter(Path.exists, [*files, *folders]), folder, commit, commit.parent]:  # others remove files
+        descriptor = os.open(path, os.O_RDONLY)
+        try:
+            os.fsync(descriptor)
+        finally:
+            os.close(descriptor)
+
+
+def flush_newest(table: DeltaTable, folder: Path, slot: Slot) -> None:
+    """
+    Flush a slot's newest commit, whose publisher may have been killed before it did: it counts as published.
+
+    Raises:
+        UnavailableError: The host went down instead, and the commit's files were not on the disk.
+    """
+    oldest_s = time.time() - _FLUSHED_AFTER_S
+    with suppress(FileNotFoundError):  # of an old commit, of which the log was cleaned
+        for number in range(table.version(), -1, -1):
+            commit = _commit_file(folder, number)
+            actions = _actions(commit)
+            if is_of_slot(actions, slot):
+                _check_whole(table, folder, commit, actions)
+                flush(folder, number)
+            elif commit.stat().st_mtime > oldest_s:
+                continue
+            return
+
+
+def _check_whole(table: DeltaTable, folder: Path, commit: Path, actions: list[dict[str, Any]]) -> None:
+    sizes = {file: file.stat().st_size if file.exists() else 0 for file, _ in _added(folder, actions)}
+    if not (cut := [(file, size) for file, size in _added(folder, actions) if sizes[file] != size]):
+        return
+    used = {Path(unquote(path)).name for path in table.file_uris()}  # each has a name of its own; others remove files
+    for file, size in cut:
+        if file.name in used:
+            raise UnavailableError(
+                f"file {file} of the table has {sizes[file]} of {size} bytes: the host went down before it was on the "
+                f"disk, and readers fail. If {commit.name} is the newest commit in {commit.parent}, remove it there, "
+                f"with {commit.stem}.checkpoint* and _last_checkpoint if there are such, and the output is published "
+                "again; if not, rewind the job to a checkpoint before"
+            )
+
+
+def _commit_file(folder: Path, version: int) -> Path:
+    return folder / "_delta_log" / f"{version:020d}.json"
+
+
+def _actions(commit: Path) -> list[dict[str, Any]]:
+    # Bytes are split at line ends only; text would also be split within values, since U+2028 stands for itself in JSON.
+    return [json.loads(line) for line in commit.read_bytes().splitlines()]
+
+
+def _added(folder: Path, actions: list[dict[str, Any]]) -> list[tuple[Path, int]]:
+    """Return the files that a commit has added, with their sizes in bytes."""
+    added = [action["add"] for action in actions if "add" in action]
+    return [(folder / unquote(each["path"]), each["size"]) for each in added]

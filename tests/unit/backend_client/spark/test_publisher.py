@@ -53,11 +53,16 @@ def system() -> System:
     return System()
 
 
+def has_ended() -> bool:
+    return "dstl-publisher" not in [thread.name for thread in threading.enumerate()]
+
+
 @pytest.fixture
 def publisher(system: System) -> Iterator[Publisher]:
     made = Publisher("sink 'x'", system, BacklogLimits(2, 100, patience_s=0.2), None)
     yield made
     made.close()
+    wait_until(has_ended)  # its warning would be taken for one of the next test
 
 
 def test_published_in_order(system: System, publisher: Publisher) -> None:
@@ -248,7 +253,7 @@ def test_a_publish_without_an_end_is_given_up_when_the_query_has_ended(
     assert not given_up.is_set()
     made.close()
     assert ended.wait(10)
-    wait_until(lambda: "dstl-publisher" not in [thread.name for thread in threading.enumerate()])
+    wait_until(has_ended)
     assert not [record for record in caplog.records if "retrying" in record.getMessage()]
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import sqlite3
+import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -18,7 +19,9 @@ from pyspark.sql import functions as F
 from backend_client import ChangelogStateBackend
 from backend_client.service.job_session import JobSession
 from backend_client.sinks.postgres import PostgresSink
+from backend_client.sinks.protocol import Slot, SlotPublisher
 from backend_client.spark.api.plan import StatefulDataFrame
+from backend_client.spark.output import publisher
 from dstl_service.cli import main
 from dstl_service.registry.job_store import JobStore
 from storage.clock import SystemClock, SystemIds
@@ -141,6 +144,28 @@ def test_a_query_can_be_stopped_while_its_sink_is_away(
     down.unlink()
     run(sink, 4)
     assert published(sink) == expected(4)
+
+
+def test_a_publish_without_an_end_leaves_its_cores_to_the_next_start(
+    run: Callable[..., None], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A peer accepts and never answers, in each slot; the next query of the session gets their cores, and publishes."""
+    path = str(tmp_path / "out.db")
+    hangs = Path(f"{path}.hangs")
+
+    class Hanging(SqliteSink):
+        def open(self, slot: Slot) -> SlotPublisher:
+            if Path(f"{self.path}.hangs").exists():
+                time.sleep(3600)
+            return SqliteSink.open(self, slot)
+
+    monkeypatch.setattr(publisher, "_GRACE_S", 0.1)
+    hangs.touch()
+    with pytest.raises(UnavailableError, match="after 1 s: it takes long"):
+        run(Hanging(path), 1, patience_s=1)
+    hangs.unlink()
+    run(Hanging(path), 2)
+    assert published(Hanging(path)) == expected(2)
 
 
 def test_a_rewind_publishes_new_output_and_nothing_old_twice(

@@ -8,8 +8,10 @@ them when it exists.
 
 from __future__ import annotations
 
+import uuid
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
+from functools import partial
 from typing import Protocol
 
 from pyspark.sql import DataFrame
@@ -23,7 +25,7 @@ from backend_client.spark.batch import BatchContext
 from backend_client.spark.output.publisher import BacklogLimits, Publisher
 from backend_client.spark.output.spark_sinks import BatchFunction, BatchIds, ForeachRows, check_unused
 from backend_client.spark.output.stored_sinks import closed_sinks, first_target, steps_to, stored_sinks
-from backend_client.spark.output.tasks import LogTask, PublishTask, log_rows, publish
+from backend_client.spark.output.tasks import LogTask, PublishTask, end_jobs, log_rows, publish
 from backend_client.spark.private.frames import arrow_schema
 from backend_client.spark.shipping import Shipments
 from dstl_service.wire import SINK, ChangeSetRef, CheckpointRef, FormerSlots, JobInfo, OperatorInfo
@@ -170,7 +172,15 @@ class SinkOutput(Output):
         tables = [info for info in latest.operators if info.has_table] if latest is not None else []
         self._keys = (tables[-1].name, tables[-1].parallelism) if tables else None
         known = self._known if self._known is not None and self._known.kind == SINK else None
-        self._publisher = Publisher(f"sink {plan.name!r}", self._publish, plan.limits, known, session.check_owned)
+        self._jobs = f"dstl-publish-{uuid.uuid4()}"
+        self._publisher = Publisher(
+            f"sink {plan.name!r}",
+            self._publish,
+            plan.limits,
+            known,
+            session.check_owned,
+            partial(end_jobs, self._jobs),
+        )
 
     @property
     def unpublished(self) -> int:
@@ -236,7 +246,7 @@ class SinkOutput(Output):
         target = replace(target, marked_slots=max(target.marked_slots, self._marked_slots))
         task = PublishTask(self._settings, self._session.job_uid, self._plan.name, self._parcel, target, columns)
         former = 0 if target.former_slots is None else target.former_slots.number
-        if refusals := publish(task, self._place_numbers(max(self._slots, former))):
+        if refusals := publish(task, self._place_numbers(max(self._slots, former)), self._jobs):
             raise UnavailableError(refusals[0])
         self._marked_slots = self._slots
 

@@ -6,7 +6,8 @@ when all slots are published, so that records of one key keep their order even i
 failed publish is repeated until it succeeds: nothing is lost meanwhile, because the log keeps unpublished output.
 Batches wait while too much is left.
 
-A driver whose job was taken over stops publishing: each of its tries would fence its successor's.
+A driver whose job was taken over stops publishing: each of its tries would fence its successor's. A try that is under
+way when its query has ended is given up after ten seconds: a sink may wait without an end, and its tasks hold cores.
 """
 
 from __future__ import annotations
@@ -16,7 +17,7 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
 from math import inf
 
@@ -29,6 +30,7 @@ logger = logging.getLogger("backend_client")
 
 _FIRST_PAUSE_S, _PAUSE_MAX_S = 0.5, 15.0
 _REPORTED_EVERY_S = 60.0
+_LOOK_EVERY_S, _GRACE_S = 1.0, 10.0
 _TRACEBACK = "Traceback (most recent call last):"
 _OVERTAKEN = (FencedError.__name__, ConflictError.__name__)
 """In the text of a task's error: another driver may be publishing."""
@@ -70,6 +72,7 @@ class Publisher:
         limits: Bounds of the backlog.
         known: The sink as the job's newest checkpoint describes it; None if that does not.
         check_owned: Raises `FencedError` if the job is another driver's.
+        give_up: Makes the call of `publish` that is under way fail.
     """
 
     def __init__(
@@ -79,10 +82,12 @@ class Publisher:
         limits: BacklogLimits,
         known: OperatorInfo | None,
         check_owned: Callable[[], None] = lambda: None,
+        give_up: Callable[[], None] = lambda: None,
     ) -> None:
         self._name = name
         self._publish = publish
         self._check_owned = check_owned
+        self._give_up = give_up
         self._limits = limits
         self._changed = threading.Condition()
         self._waiting: deque[tuple[Target, int]] = deque()
@@ -174,7 +179,7 @@ class Publisher:
             self._changed.notify_all()
 
     def close(self) -> None:
-        """Stop after the current try."""
+        """Stop after the current try, which is given up if it lasts."""
         with self._changed:
             self._is_closed = True
             self._changed.notify_all()
@@ -200,15 +205,20 @@ class Publisher:
         with self._changed:
             return replace(self._waiting[0][0], newest=self._waiting[-1][0].checkpoint, published=self.published)
 
+    def _goes_on(self) -> bool:
+        return not self._is_closed
+
     def _publish_with_patience(self) -> bool:
         """Publish the next target, however often it must be tried; return whether it is, and this is not closed."""
         pause_s, reported, reported_s = _FIRST_PAUSE_S, "", float("-inf")
-        while not self._is_closed:
+        while self._goes_on():
             target = self._oldest()
             try:
-                with self._told_while_it_lasts(target):
+                with self._watched(target):
                     self._publish(target)
             except Exception as error:  # noqa: BLE001 - whatever it is, nothing is lost by waiting
+                if not self._goes_on():
+                    return False
                 self._error = _last_line(error)
                 if any(sign in str(error) for sign in _OVERTAKEN) and self._is_overtaken():
                     return False
@@ -231,21 +241,29 @@ class Publisher:
         return False
 
     @contextmanager
-    def _told_while_it_lasts(self, target: Target) -> Iterator[None]:
-        """Report a try that takes long, again and again: a sink of the user's may wait without an end."""
+    def _watched(self, target: Target) -> Iterator[None]:
+        """Report a try that takes long, again and again, and give it up when this is closed."""
         done, began_s = threading.Event(), time.monotonic()
 
-        def tell() -> None:
-            while not done.wait(_REPORTED_EVERY_S):
-                logger.warning(
-                    "output of checkpoint %d has been under way to %s for %.0f s: the output is large, or the sink "
-                    "does not answer",
-                    target.checkpoint.id,
-                    self._name,
-                    time.monotonic() - began_s,
-                )
+        def watch() -> None:
+            told_s = began_s
+            while not done.wait(min(_LOOK_EVERY_S, _REPORTED_EVERY_S)):
+                if self._is_closed:
+                    break
+                if time.monotonic() - told_s >= _REPORTED_EVERY_S:
+                    told_s = time.monotonic()
+                    logger.warning(
+                        "output of checkpoint %d has been under way to %s for %.0f s: the output is large, or the "
+                        "sink does not answer",
+                        target.checkpoint.id,
+                        self._name,
+                        told_s - began_s,
+                    )
+            while not done.wait(_GRACE_S):
+                with suppress(Exception):  # a stopped Spark has ended its jobs
+                    self._give_up()
 
-        threading.Thread(target=tell, name="dstl-publisher-watch", daemon=True).start()
+        threading.Thread(target=watch, name="dstl-publisher-watch", daemon=True).start()
         try:
             yield
         finally:

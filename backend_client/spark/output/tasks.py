@@ -9,7 +9,7 @@ from functools import partial
 
 import pyarrow as pa
 from pyspark import TaskContext
-from pyspark.sql import DataFrame
+from pyspark.sql import DataFrame, SparkSession
 
 from backend_client.service.job_session import kept_client
 from backend_client.service.log_writer import LogWriter
@@ -134,10 +134,15 @@ class PublishTask:
             yield LoggedRecords(epoch_of(changes, source), checkpoint_id, record_batches(changes, source))
 
 
-def publish(task: PublishTask, frames: Sequence[DataFrame]) -> list[str]:
-    """Run a task on frames of slots, each frame in a Spark job of its own; return why some slots are refused."""
+def publish(task: PublishTask, frames: Sequence[DataFrame], group: str) -> list[str]:
+    """Run a task on frames of slots, each in a Spark job of its own of this group; return why slots are refused."""
     text = f"publish checkpoint {task.target.checkpoint.id} of {task.settings.job} to sink {task.name}"
     spark = frames[0].sparkSession
-    spark.sparkContext.setJobDescription(text)  # of the publisher's thread
+    spark.sparkContext.setJobGroup(group, text)  # of the publisher's thread
     answers = run_apart(spark, [frame.mapInArrow(task.__call__, _PUBLISHED).collect for frame in frames])
     return [row.refusal for of_job in answers for row in of_job]
+
+
+def end_jobs(group: str) -> None:
+    """End the Spark jobs of a group; a Python process that waits in one of their tasks is killed."""
+    SparkSession.active().sparkContext.cancelJobGroup(group)

@@ -53,11 +53,16 @@ def system() -> System:
     return System()
 
 
+def has_ended() -> bool:
+    return "dstl-publisher" not in [thread.name for thread in threading.enumerate()]
+
+
 @pytest.fixture
 def publisher(system: System) -> Iterator[Publisher]:
     made = Publisher("sink 'x'", system, BacklogLimits(2, 100, patience_s=0.2), None)
     yield made
     made.close()
+    wait_until(has_ended)  # its warning would be taken for one of the next test
 
 
 def test_published_in_order(system: System, publisher: Publisher) -> None:
@@ -224,6 +229,32 @@ def test_closed_publisher_stops(system: System, publisher: Publisher) -> None:
     publisher.close()
     with pytest.raises(UnavailableError):
         publisher.drain()
+
+
+def test_a_publish_without_an_end_is_given_up_when_the_query_has_ended(
+    caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its tasks would keep their cores; while the query runs, it is waited for."""
+    monkeypatch.setattr(publisher_module, "_LOOK_EVERY_S", 0.01)
+    monkeypatch.setattr(publisher_module, "_GRACE_S", 0.01)
+    began, given_up, ended = threading.Event(), threading.Event(), threading.Event()
+
+    def publish(_: Target) -> int:
+        began.set()
+        given_up.wait(30)
+        ended.set()
+        raise RuntimeError("Job 7 cancelled")
+
+    made = Publisher("sink 'x'", publish, BacklogLimits(patience_s=0.1), None, give_up=given_up.set)
+    made.submit(target(0), 1)
+    assert began.wait(30)
+    with pytest.raises(UnavailableError, match="it takes long"):
+        made.drain()
+    assert not given_up.is_set()
+    made.close()
+    assert ended.wait(10)
+    wait_until(has_ended)
+    assert not [record for record in caplog.records if "retrying" in record.getMessage()]
 
 
 @pytest.mark.parametrize(

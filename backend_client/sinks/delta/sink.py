@@ -24,7 +24,14 @@ from typing import IO, Literal, cast, get_args
 from urllib.parse import unquote, urlsplit
 
 import pyarrow as pa
-from deltalake import CommitProperties, DeltaTable, Transaction, WriterProperties, write_deltalake
+from deltalake import (
+    CommitProperties,
+    DeltaTable,
+    PostCommitHookProperties,
+    Transaction,
+    WriterProperties,
+    write_deltalake,
+)
 from deltalake.exceptions import DeltaError, TableNotFoundError
 
 from backend_client.sinks.delta.columns import check_readable, check_table, column_types, conformed, stored_columns
@@ -41,6 +48,8 @@ _CREATED_WITH = {"delta.checkpointInterval": "10"}
 """A reader that opens the table reads all commits since the last checkpoint of its log."""
 _COMMIT_RETRIES = 100
 """How many commits of others may come between; each try is one small PUT."""
+_CLEANED_EVERY = 1_000
+"""To remove old commits, the library lists the whole log: in each publish, that would take longer with every one."""
 _Compression = Literal["ZSTD", "SNAPPY", "GZIP", "UNCOMPRESSED"]
 _ROW_GROUP_BYTES = 64 << 20
 """A file is written one row group at a time, which the library holds in memory."""
@@ -224,8 +233,10 @@ class _DeltaPublisher(SlotPublisher):
             max_commit_retries=_COMMIT_RETRIES,
             app_transactions=[Transaction(*pair) for pair in transactions(self._slot, marker)],
         )
+        is_cleaned = self._slot.number == 0 and marker.checkpoint.id % _CLEANED_EVERY == 0
+        afterwards = PostCommitHookProperties(cleanup_expired_logs=None if is_cleaned else False)
         if file is None:
-            _commit_nothing(self._table, properties)
+            _commit_nothing(self._table, properties, afterwards)
             return
         reader = pa.ipc.open_stream(file)
         write_deltalake(
@@ -239,6 +250,7 @@ class _DeltaPublisher(SlotPublisher):
                 **without_floats(self._table, reader.schema),
             ),
             commit_properties=properties,
+            post_commithook_properties=afterwards,
         )
 
     def _check_committed(self, marker: Marker) -> None:
@@ -296,9 +308,18 @@ def _told(path: str) -> Iterator[None]:
         raise UnavailableError(f"table {path} cannot be read or written: {text[:500]}") from error
 
 
-def _commit_nothing(table: DeltaTable, properties: CommitProperties) -> None:
+def _commit_nothing(
+    table: DeltaTable, properties: CommitProperties, afterwards: PostCommitHookProperties | None = None
+) -> None:
     partitions = list(table.metadata().partition_columns)
-    table.create_write_transaction([], "append", table.schema(), partitions, commit_properties=properties)
+    table.create_write_transaction(
+        [],
+        "append",
+        table.schema(),
+        partitions,
+        commit_properties=properties,
+        post_commithook_properties=afterwards,
+    )
 
 
 def _spool(file: IO[bytes], records: Iterable[pa.RecordBatch], schema: pa.Schema) -> tuple[int, int]:

@@ -34,6 +34,23 @@ def in_catalog(connection: psycopg.Connection) -> Iterator[None]:
     connection.execute("set local search_path to default")
 
 
+def end_sessions(connection: psycopg.Connection, name: str) -> None:
+    """
+    Within a transaction, end the other sessions of the user who logged in whose names begin with this one.
+
+    A pooler may add the client's address to their names, or give all its sessions one of its own. Another user may be
+    set (``alter role … set role …``), to whom no session belongs.
+    """
+    with in_catalog(connection):
+        connection.execute("set local role to none")
+        connection.execute(
+            "select pg_terminate_backend(pid) from pg_stat_activity where pid <> pg_backend_pid() "
+            "and starts_with(application_name, %s) and usename = current_user",
+            [name],
+        )
+        connection.execute("set local role to default")
+
+
 def oid_of(connection: psycopg.Connection, table: str) -> int | None:
     """Return the number of a table, as SQL names it; None if the search path has none of this name."""
     row = connection.execute("select pg_catalog.to_regclass(%s)::pg_catalog.oid", [table]).fetchone()

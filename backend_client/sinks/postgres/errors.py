@@ -27,15 +27,16 @@ def told(table: str) -> Iterator[None]:
         state = error.sqlstate or ("22" if isinstance(error, psycopg.DataError) else "08")
         advice = {
             "08": "check that the server is up and reachable",
-            "25": "connect to the primary server, not to a standby, as a role without default_transaction_read_only",
+            "25006": "connect to the primary server, not to a standby, as a role without default_transaction_read_only",
             "22": "the table cannot hold a value of the result: change the column's type, or the query",
             "23": "a row violates a constraint of the table: change the constraint, or remove what it collides with",
             "28": "check user and password",
             "40": "it met another transaction, and is retried",
             "42": "check the table and the rights of the sink's user",
             "53": "the server has no space, memory or connections left",
-        }.get(state[:2], "publishing is retried")
-        raise UnavailableError(f"PostgreSQL refused output for table {table}: {text_of(error)}; {advice}") from error
+        }
+        remedy = advice.get(state) or advice.get(state[:2], "publishing is retried")
+        raise UnavailableError(f"PostgreSQL refused output for table {table}: {text_of(error)}; {remedy}") from error
 
 
 @contextmanager

@@ -19,7 +19,7 @@ import pyarrow as pa
 from psycopg import sql
 from psycopg.conninfo import conninfo_to_dict, make_conninfo
 
-from backend_client.sinks.postgres.catalog import equality, in_catalog
+from backend_client.sinks.postgres.catalog import end_sessions, equality
 from backend_client.sinks.postgres.check import check_markers, check_still_fits, check_table
 from backend_client.sinks.postgres.errors import refused, replicated, text_of, told
 from backend_client.sinks.postgres.silence import ended_if_silent, ended_without_answer
@@ -39,11 +39,14 @@ create table {} (
 # synchronous ones; other settings than `off` are the administrator's choice. This holds for opening a slot as well: it
 # ends a publisher that waits for its replicas, whose marker is then seen before they have it. That such a wait was
 # cancelled is a warning, which does not come where users are told errors only.
+# A checkpoint's output takes as long as it takes: a limit that ends it once ends it each time.
 _BEGIN = """
 set local search_path to pg_catalog, pg_temp; set local synchronous_commit to default;
 set local intervalstyle to postgres; set local array_nulls to on; set local client_min_messages to warning;
 select set_config('lock_timeout', '20s', true), set_config('idle_in_transaction_session_timeout', '10min', true),
-  set_config('synchronous_commit', replace(current_setting('synchronous_commit'), 'off', 'on'), true);
+  set_config('synchronous_commit', replace(current_setting('synchronous_commit'), 'off', 'on'), true),
+  set_config('statement_timeout', '0', true),
+  case when current_setting('transaction_timeout', true) <> '' then set_config('transaction_timeout', '0', true) end;
 set local search_path to default
 """
 _CONNECTION = {
@@ -160,13 +163,7 @@ class _PostgresPublisher(SlotPublisher):
         # Its commit waits for the replicas, and so for what former publishers committed.
         with ended_if_silent(connection, sink.look), replicated(connection, sink.table), connection.transaction():
             connection.execute(_BEGIN)
-            with in_catalog(connection):
-                # A pooler may give all its sessions a name of its own, or add the client's address to this one.
-                connection.execute(
-                    "select pg_terminate_backend(pid) from pg_stat_activity where pid <> pg_backend_pid() "
-                    "and starts_with(application_name, %s) and usename = current_user",
-                    [name],
-                )
+            end_sessions(connection, name)
             row = connection.execute(
                 sql.SQL(
                     "insert into {table} as known values (%s, %s, %s, 1, null) on conflict (sink, job_uid, slot) "
@@ -195,8 +192,7 @@ class _PostgresPublisher(SlotPublisher):
                 connection.execute(_BEGIN)
                 self._lock()
                 count = self._write(records)
-                update = sql.SQL("update {} set marker = %s where (sink, job_uid, slot) = (%s, %s, %s)")
-                connection.execute(update.format(_name(sink.markers)), (marker.to_text(), *self._key))
+                self._replace(marker.to_text())
         except UnavailableError as error:
             # A newer publisher ends this session; so does a restart of the server.
             if isinstance(error.__cause__, psycopg.OperationalError) and self._is_overtaken():
@@ -217,6 +213,15 @@ class _PostgresPublisher(SlotPublisher):
         marker = None if self._marker is None else self._marker.to_text()
         if row != (self._opened, marker):
             raise self._fenced()
+
+    def _replace(self, marker: str) -> None:
+        query = sql.SQL("update {} set marker = %s where (sink, job_uid, slot) = (%s, %s, %s) returning marker")
+        row = self._connection.execute(query.format(_name(self._sink.markers)), (marker, *self._key)).fetchone()
+        if row != (marker,):
+            raise UnavailableError(
+                f"table {self._sink.markers} did not take the marker of the output, which would be published again: "
+                "drop the trigger or rule that prevents it"
+            )
 
     def _fenced(self) -> FencedError:
         return FencedError(f"slot {self._slot.number} of sink {self._slot.sink!r} was opened by another publisher")

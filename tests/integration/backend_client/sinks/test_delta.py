@@ -489,6 +489,24 @@ def test_text_with_ends_of_lines(sink: DeltaSink, end: str) -> None:
 
 
 @on_disk
+def test_old_commits_are_removed_now_and_then(sink: DeltaSink) -> None:
+    """The library lists the whole log to find them: in each publish, that would take longer with every one."""
+    sink.table().alter.set_table_properties({"delta.logRetentionDuration": "interval 0 days"})
+    first = replace(SLOT, number=0)
+
+    def commits_after(checkpoint_id: int, *slots: Slot) -> int:
+        for slot in slots:
+            sink.open(slot).publish([batch(checkpoint_id)], marker(checkpoint_id, slot=slot.number))
+        return len(list(log(sink).glob("*.json")))
+
+    before = [commits_after(checkpoint_id, first, SLOT) for checkpoint_id in range(995, 1000)]
+    assert before == list(range(before[0], before[0] + 10, 2))
+    assert commits_after(1000, SLOT) == before[-1] + 1
+    assert commits_after(1000, first) < before[-1]
+    assert [last.checkpoint.id for slot in (first, SLOT) if (last := sink.open(slot).last_published())] == [1000, 1000]
+
+
+@on_disk
 def test_types_come_back(tmp_path: Path, sink: DeltaSink) -> None:
     """All types of Spark that Delta has, nested ones, and times of any zone."""
     values = {

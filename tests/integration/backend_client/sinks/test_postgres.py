@@ -1086,6 +1086,70 @@ def test_keys_to_delete_are_found_by_the_index(server: PostgresServer, slot: Slo
     assert ((None, 0) in left) != has_null
 
 
+def test_sessions_are_ended_where_another_user_is_set(server: PostgresServer, table: str, slot: Slot) -> None:
+    """They belong to the user who logs in; those for whom passwords are made have the rights of a common one."""
+    with psycopg.connect(server.conninfo, autocommit=True) as connection:
+        connection.execute(
+            f"create user {table}_login; create role {table}_owner; grant {table}_owner to {table}_login"
+        )
+        connection.execute(f"alter user {table}_login set role to {table}_owner")
+        connection.execute(
+            f"create schema {table}_s authorization {table}_owner; alter table {table} set schema {table}_s"
+        )
+        connection.execute(f"alter table {table}_s.{table} owner to {table}_owner")
+    conninfo = server.conninfo.replace("user=postgres", f"user={table}_login")
+    sink = PostgresSink(conninfo, f"{table}_s.{table}", markers=f"{table}_s.markers")
+    sink.check(COLUMNS, [slot])
+    with closing(sink.open(slot)) as older, pytest.raises(FencedError):
+        older.publish(_while_published(sink, slot), marker(1))
+    with psycopg.connect(server.conninfo) as connection:
+        assert connection.execute(f"select k, v from {table}_s.{table}").fetchall() == [("b", 2)]
+
+
+@pytest.mark.parametrize("is_left_by_others", [False, True])
+def test_a_publish_may_take_longer_than_the_users_statements(
+    server: PostgresServer, table: str, slot: Slot, monkeypatch: pytest.MonkeyPatch, is_left_by_others: bool
+) -> None:
+    """Repeated, it would take as long again; another application may have left its limit in a pooler's session."""
+    connect = PostgresSink.connect
+
+    def connect_to_used(self: PostgresSink, name: str) -> psycopg.Connection:
+        connection = connect(self, name)
+        connection.execute("set statement_timeout to '300ms'")
+        return connection
+
+    def slow() -> Iterator[pa.RecordBatch]:
+        yield batch(a=1)
+        time.sleep(1)
+        yield batch(b=2)
+
+    sink = PostgresSink(server.conninfo, table)
+    if is_left_by_others:
+        monkeypatch.setattr(PostgresSink, "connect", connect_to_used)
+    else:
+        sink = replace(sink, conninfo=f"{server.conninfo} options='-c statement_timeout=300ms'")
+    sink.check(COLUMNS, [slot])
+    with closing(sink.open(slot)) as publisher:
+        assert publisher.publish(slow(), marker(0)) == 2
+
+
+def test_rows_whose_marker_is_not_taken_are_not_published(server: PostgresServer, table: str, slot: Slot) -> None:
+    """A trigger may leave the update of the marker out, without an error: the rows would be published again."""
+    sink = PostgresSink(server.conninfo, table, markers=f"{table}_markers")
+    sink.check(COLUMNS, [slot])
+    with psycopg.connect(server.conninfo, autocommit=True) as connection:
+        connection.execute(
+            f"create function {table}_keep() returns trigger language plpgsql as 'begin return null; end'; "
+            f"create trigger keep before update of marker on {table}_markers "
+            f"for each row execute function {table}_keep()"
+        )
+        with pytest.raises(UnavailableError, match="did not take the marker"):
+            publish(sink, slot, 0, batch(a=1))
+        assert (last(sink, slot), rows(sink)) == (None, [])
+        connection.execute(f"drop trigger keep on {table}_markers")
+    assert publish(sink, slot, 0, batch(a=1)) == 1
+
+
 def test_documented_function_writes_a_batch_once(server: PostgresServer) -> None:
     """The function of docs/sinks.md, which makes `foreachBatch` idempotent."""
     text = Path("docs/sinks.md").read_text(encoding="utf-8").partition("## foreachBatch")[2]

@@ -57,6 +57,14 @@ def oid_of(connection: psycopg.Connection, table: str) -> int | None:
     return None if row is None else row[0]
 
 
+def is_partitioned(connection: psycopg.Connection, table: str) -> bool:
+    """Return whether a table's rows are in partitions, not in the table itself."""
+    oid = oid_of(connection, table)
+    with in_catalog(connection):
+        row = connection.execute("select relkind = 'p' from pg_class where oid = %s", [oid]).fetchone()
+    return row is not None and bool(row[0])
+
+
 def equality(connection: psycopg.Connection, table: str, key: Collection[str]) -> dict[str, str]:
     """
     Return the operator for each column of a key by which the table's unique index tells keys apart, as SQL.

@@ -19,7 +19,7 @@ import pyarrow as pa
 from psycopg import sql
 from psycopg.conninfo import conninfo_to_dict, make_conninfo
 
-from backend_client.sinks.postgres.catalog import end_sessions, equality
+from backend_client.sinks.postgres.catalog import end_sessions, equality, is_partitioned
 from backend_client.sinks.postgres.check import check_markers, check_still_fits, check_table
 from backend_client.sinks.postgres.errors import refused, replicated, text_of, told
 from backend_client.sinks.postgres.silence import ended_if_silent, ended_without_answer
@@ -311,13 +311,19 @@ class _PostgresPublisher(SlotPublisher):
         return count
 
     def _delete(self, last: sql.Composed, parts: Mapping[str, sql.Composable]) -> None:
-        """Delete the keys whose last row says so. An index finds no key by a comparison in which nulls are equal."""
-        deletion = sql.SQL("with l as ({last}) delete from {target} t using l where l.{deleted} and {same}")
+        """
+        Delete the keys whose last row says so. An index finds no key by a comparison in which nulls are equal.
+
+        Tables that inherit from this one have keys of their own.
+        """
+        target = parts["target"].as_string(self._connection)
+        only = sql.SQL("" if is_partitioned(self._connection, target) else "only")
+        deletion = sql.SQL("with l as ({last}) delete from {only} {target} t using l where l.{deleted} and {same}")
         keys = [sql.Identifier(name) for name in self._sink.key]
         has_null = sql.SQL(" or ").join(sql.SQL("{} is null").format(key) for key in keys)
         found = self._connection.execute(sql.SQL("select bool_or({}) from {new}").format(has_null, **parts)).fetchone()
         # By a plain = the types of the key might find an operator of somebody else.
-        operators = equality(self._connection, parts["target"].as_string(self._connection), self._sink.key)
+        operators = equality(self._connection, target, self._sink.key)
         one = sql.SQL("t.{0} {1} l.{0}")
         equal = [one.format(sql.Identifier(name), sql.SQL(operators[name])) for name in self._sink.key]
         ways = [equal]
@@ -325,7 +331,7 @@ class _PostgresPublisher(SlotPublisher):
             or_null = sql.SQL("({1} or t.{0} is null and l.{0} is null)")
             ways.append([or_null.format(key, same) for key, same in zip(keys, equal, strict=True)])
         for way in ways:
-            self._connection.execute(deletion.format(last=last, same=sql.SQL(" and ").join(way), **parts))
+            self._connection.execute(deletion.format(last=last, only=only, same=sql.SQL(" and ").join(way), **parts))
 
 
 def _name(table: str) -> sql.Identifier:

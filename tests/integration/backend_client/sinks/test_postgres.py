@@ -1086,6 +1086,30 @@ def test_keys_to_delete_are_found_by_the_index(server: PostgresServer, slot: Slo
     assert ((None, 0) in left) != has_null
 
 
+@pytest.mark.parametrize("kind", ["child", "partition"])
+def test_rows_of_tables_that_inherit_are_not_deleted(server: PostgresServer, slot: Slot, kind: str) -> None:
+    """They have keys of their own, unlike partitions, which are the table."""
+    name = f"parent{next(_numbers)}"
+    with psycopg.connect(server.conninfo, autocommit=True) as connection:
+        is_partition = kind == "partition"
+        connection.execute(
+            f"create table {name} (k text primary key, v bigint)" + " partition by list (k)" * is_partition
+        )
+        connection.execute(
+            f"create table {name}_below partition of {name} default"
+            if is_partition
+            else f"create table {name}_below () inherits ({name})"
+        )
+        connection.execute(f"insert into {name} values ('a', 1)")
+        if not is_partition:
+            connection.execute(f"insert into {name}_below values ('a', 2)")
+    columns = pa.schema({"k": pa.string(), "v": pa.int64(), "gone": pa.bool_()})
+    sink = PostgresSink(server.conninfo, name, key=("k",), delete_when="gone")
+    sink.check(columns, [slot])
+    publish(sink, slot, 0, pa.record_batch({"k": ["a"], "v": [0], "gone": [True]}, columns))
+    assert rows(sink) == ([] if is_partition else [("a", 2)])
+
+
 def test_sessions_are_ended_where_another_user_is_set(server: PostgresServer, table: str, slot: Slot) -> None:
     """They belong to the user who logs in; those for whom passwords are made have the rights of a common one."""
     with psycopg.connect(server.conninfo, autocommit=True) as connection:

@@ -152,19 +152,20 @@ class Publisher:
         Wait until everything is published; return whether it is, which may be false only with a timeout.
 
         Raises:
-            UnavailableError: It took longer than the patience; says why. The next start publishes what is left.
+            UnavailableError: It took longer than the patience, or this was closed, which the query's end does after
+                that; says why. The next start publishes what is left.
             FencedError: Another driver took the job over, and publishes what is left.
         """
         with self._changed:
             patience_s = self._limits.patience_s
             is_patient = timeout_s is None or timeout_s > patience_s
             wait_s = patience_s if is_patient else timeout_s
-            self._changed.wait_for(lambda: not self._waiting or self._fenced is not None, wait_s)
+            self._changed.wait_for(lambda: not self._waiting or self._fenced or self._is_closed, wait_s)
             if not self._waiting:
                 return True
             if self._fenced is not None:
                 raise self._fenced
-            if not is_patient:
+            if not is_patient and not self._is_closed:
                 return False
             raise UnavailableError(
                 f"the output of {len(self._waiting)} checkpoint(s) is not published to {self._name} after "

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+import time
 from collections.abc import Iterator
 from dataclasses import replace
 from typing import Any
@@ -229,6 +230,20 @@ def test_closed_publisher_stops(system: System, publisher: Publisher) -> None:
     publisher.close()
     with pytest.raises(UnavailableError):
         publisher.drain()
+
+
+def test_nobody_waits_for_a_publisher_that_is_closed() -> None:
+    """The end of the query has waited as long as it may: a later `stop` says at once that output is left."""
+    made = Publisher("sink 'x'", System(), BacklogLimits(patience_s=60), None)
+    made.submit(target(0), 10)
+    waiting = threading.Timer(0.05, made.close)
+    waiting.start()
+    began_s = time.monotonic()
+    for timeout_s in (None, 30):
+        with pytest.raises(UnavailableError, match=r"of 1 checkpoint\(s\) is not published"):
+            made.drain(timeout_s)
+    assert time.monotonic() - began_s < 20
+    wait_until(has_ended)
 
 
 def test_a_publish_without_an_end_is_given_up_when_the_query_has_ended(

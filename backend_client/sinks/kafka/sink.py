@@ -249,7 +249,7 @@ class _KafkaPublisher(SlotPublisher):
             self._producer.poll(0)  # lets the client report events
         cause = self._connection_errors.cause_of(self._refused if self._refused is not None else cause)
         advice = ADVICE.get(cause.code(), "check the brokers; publishing is retried")
-        topic = (self._sink.topic or "(column topic)") if self._refused_topic is None else self._refused_topic
+        topic = self._refused_topic or self._sink.topic or "(column topic)"
         return UnavailableError(f"Kafka refused output for topic {topic!r}: {cause.str()}; {advice}")
 
 

@@ -19,7 +19,7 @@ from functools import partial
 from itertools import count
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, LiteralString
 
 import psycopg
 import pyarrow as pa
@@ -611,21 +611,24 @@ def test_nothing_is_left_in_the_sessions_of_a_pooler(
     assert {limits for *_, limits in rows(sink)} == {"20s 10min"}
 
 
-def test_what_others_left_in_the_sessions_of_a_pooler_does_not_count(
-    server: PostgresServer, slot: Slot, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """By the settings of another application rows would go to its table, and values would become others."""
+def begin_sessions_with(monkeypatch: pytest.MonkeyPatch, statements: LiteralString) -> None:
+    """Execute statements in each session of a sink before the sink has it, as others do in those of a pooler."""
     connect = PostgresSink.connect
 
     def connect_to_used(self: PostgresSink, name: str) -> psycopg.Connection:
         connection = connect(self, name)
-        connection.execute(
-            "set search_path to others; set intervalstyle to sql_standard; set array_nulls to off; "
-            "set synchronous_commit to local"
-        )
+        connection.execute(statements)
         return connection
 
     monkeypatch.setattr(PostgresSink, "connect", connect_to_used)
+
+
+def test_what_others_left_in_the_sessions_of_a_pooler_does_not_count(
+    server: PostgresServer, slot: Slot, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """By the settings of another application rows would go to its table, and values would become others."""
+    left = "set search_path to others; set intervalstyle to sql_standard; set array_nulls to off; "
+    begin_sessions_with(monkeypatch, left + "set synchronous_commit to local")
     with psycopg.connect(server.conninfo) as connection:
         connection.execute("create schema others")
         for name in ("others.both", "public.both"):
@@ -703,14 +706,7 @@ def test_each_transaction_waits_for_the_disk(
     server: PostgresServer, slot: Slot, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A pooler may run it in another session than the one that was set up."""
-    connect = PostgresSink.connect
-
-    def connect_to_another(self: PostgresSink, name: str) -> psycopg.Connection:
-        connection = connect(self, name)
-        connection.execute("reset all")
-        return connection
-
-    monkeypatch.setattr(PostgresSink, "connect", connect_to_another)
+    begin_sessions_with(monkeypatch, "reset all")
     with psycopg.connect(server.conninfo) as connection:
         connection.execute(
             "create table pooled (k text, v bigint, how text default current_setting('synchronous_commit'))"
@@ -1135,12 +1131,6 @@ def test_a_publish_may_take_longer_than_the_users_statements(
     server: PostgresServer, table: str, slot: Slot, monkeypatch: pytest.MonkeyPatch, is_left_by_others: bool
 ) -> None:
     """Repeated, it would take as long again; another application may have left its limit in a pooler's session."""
-    connect = PostgresSink.connect
-
-    def connect_to_used(self: PostgresSink, name: str) -> psycopg.Connection:
-        connection = connect(self, name)
-        connection.execute("set statement_timeout to '300ms'")
-        return connection
 
     def slow() -> Iterator[pa.RecordBatch]:
         yield batch(a=1)
@@ -1149,7 +1139,7 @@ def test_a_publish_may_take_longer_than_the_users_statements(
 
     sink = PostgresSink(server.conninfo, table)
     if is_left_by_others:
-        monkeypatch.setattr(PostgresSink, "connect", connect_to_used)
+        begin_sessions_with(monkeypatch, "set statement_timeout to '300ms'")
     else:
         sink = replace(sink, conninfo=f"{server.conninfo} options='-c statement_timeout=300ms'")
     sink.check(COLUMNS, [slot])

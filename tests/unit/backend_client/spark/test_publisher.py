@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -54,8 +54,19 @@ def system() -> System:
     return System()
 
 
-def has_ended() -> bool:
-    return "dstl-publisher" not in [thread.name for thread in threading.enumerate()]
+@pytest.fixture(autouse=True)
+def _ended_threads() -> Iterator[None]:
+    """Wait for the test's publishers: a warning of one would be taken for one of the next test."""
+    before = threading.enumerate()
+    yield
+    join_all_but(before)
+
+
+def join_all_but(before: Sequence[threading.Thread]) -> None:
+    for thread in threading.enumerate():
+        if thread not in before:
+            thread.join(30)
+            assert not thread.is_alive()
 
 
 @pytest.fixture
@@ -63,7 +74,6 @@ def publisher(system: System) -> Iterator[Publisher]:
     made = Publisher("sink 'x'", system, BacklogLimits(2, 100, patience_s=0.2), None)
     yield made
     made.close()
-    wait_until(has_ended)  # its warning would be taken for one of the next test
 
 
 def test_published_in_order(system: System, publisher: Publisher) -> None:
@@ -243,7 +253,6 @@ def test_nobody_waits_for_a_publisher_that_is_closed() -> None:
         with pytest.raises(UnavailableError, match=r"of 1 checkpoint\(s\) is not published"):
             made.drain(timeout_s)
     assert time.monotonic() - began_s < 20
-    wait_until(has_ended)
 
 
 def test_a_publish_without_an_end_is_given_up_when_the_query_has_ended(
@@ -252,12 +261,11 @@ def test_a_publish_without_an_end_is_given_up_when_the_query_has_ended(
     """Its tasks would keep their cores; while the query runs, it is waited for."""
     monkeypatch.setattr(publisher_module, "_LOOK_EVERY_S", 0.01)
     monkeypatch.setattr(publisher_module, "_GRACE_S", 0.01)
-    began, given_up, ended = threading.Event(), threading.Event(), threading.Event()
+    before, began, given_up = threading.enumerate(), threading.Event(), threading.Event()
 
     def publish(_: Target) -> int:
         began.set()
-        given_up.wait(30)
-        ended.set()
+        assert given_up.wait(30)
         raise RuntimeError("Job 7 cancelled")
 
     made = Publisher("sink 'x'", publish, BacklogLimits(patience_s=0.1), None, give_up=given_up.set)
@@ -267,8 +275,8 @@ def test_a_publish_without_an_end_is_given_up_when_the_query_has_ended(
         made.drain()
     assert not given_up.is_set()
     made.close()
-    assert ended.wait(10)
-    wait_until(has_ended)
+    join_all_but(before)
+    assert given_up.is_set()
     assert not [record for record in caplog.records if "retrying" in record.getMessage()]
 
 

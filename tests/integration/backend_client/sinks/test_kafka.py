@@ -7,7 +7,7 @@ import os
 import signal
 import time
 from collections.abc import Iterable, Iterator
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import Future
 from dataclasses import replace
 from itertools import count
 from pathlib import Path
@@ -382,13 +382,23 @@ def test_limits_of_the_broker_are_checked(broker: KafkaBroker, slot: Slot) -> No
 
 
 @pytest.mark.parametrize("exists", [False, True])
-def test_jobs_that_share_a_topic_of_markers_start_at_once(broker: KafkaBroker, slot: Slot, exists: bool) -> None:
-    """Each gets its partitions, whichever of them makes the topic."""
-    connection = connection_options(broker.servers, {})
+@pytest.mark.parametrize(("others", "own"), [(2, 6), (6, 2), (6, 3)])
+def test_jobs_that_share_a_topic_of_markers_start_at_once(
+    broker: KafkaBroker, slot: Slot, monkeypatch: pytest.MonkeyPatch, exists: bool, others: int, own: int
+) -> None:
+    """Each gets its partitions, also if another one makes the topic, or adds some, between a look and a change."""
+    connection, look = connection_options(broker.servers, {}), markers.partitions_of
+
+    def look_before_another_start(admin: AdminClient, topic: str) -> int:
+        monkeypatch.setattr(markers, "partitions_of", look)
+        found = look(admin, topic)
+        markers.ensure_topic(connection, topic, others)
+        return found
+
     if exists:
         topic_of(broker, slot.job)
-    with ThreadPoolExecutor(3) as jobs:
-        list(jobs.map(lambda slots: markers.ensure_topic(connection, slot.job, slots), (2, 6, 3)))
+    monkeypatch.setattr(markers, "partitions_of", look_before_another_start)
+    markers.ensure_topic(connection, slot.job, own)
     assert markers.partitions_of(AdminClient({"bootstrap.servers": broker.servers}), slot.job) == 6
 
 

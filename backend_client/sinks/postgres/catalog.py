@@ -22,7 +22,11 @@ join pg_attribute a on a.attrelid = i.indrelid and a.attnum = p.number join pg_o
 join pg_amop m on m.amopfamily = c.opcfamily and m.amopmethod = c.opcmethod and m.amopstrategy = 3
   and m.amoplefttype = c.opcintype and m.amoprighttype = c.opcintype
 join pg_operator o on o.oid = m.amopopr join pg_namespace n on n.oid = o.oprnamespace
-where i.indrelid = %s::oid and i.indisunique and i.indisvalid and a.attname = any(%s::text[])
+where i.indrelid = %(table)s::oid and i.indisunique and i.indisvalid and i.indpred is null and i.indexprs is null
+  and p.number = any((i.indkey::int2[])[0:i.indnkeyatts - 1])
+  and array(select unnest((i.indkey::int2[])[0:i.indnkeyatts - 1]) order by 1) = array(
+    select attnum from pg_attribute where attrelid = i.indrelid and attname = any(%(key)s::text[]) order by 1
+  )
 """
 
 
@@ -74,7 +78,7 @@ def equality(connection: psycopg.Connection, table: str, key: Collection[str]) -
     """
     oid = oid_of(connection, table)
     with in_catalog(connection):
-        found: dict[str, str] = dict(connection.execute(_EQUAL, [oid, list(key)]).fetchall())
+        found: dict[str, str] = dict(connection.execute(_EQUAL, {"table": oid, "key": list(key)}).fetchall())
     if lacking := [column for column in key if column not in found]:
         raise UnavailableError(f"table {table} no longer has a unique index on {', '.join(lacking)}: create it again")
     return found

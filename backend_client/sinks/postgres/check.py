@@ -47,6 +47,20 @@ select array(select a.attname::text from unnest((i.indkey::int2[])[0:i.indnkeyat
     join pg_attribute a on a.attrelid = i.indrelid and a.attnum = p.number and a.attcollation <> p.own
     join pg_collation c on c.oid in (a.attcollation, p.own)
     where not (to_jsonb(c) ->> 'collisdeterministic')::bool
+  ) and not exists (
+    -- Rows of a key are told apart by the column's type, whose operator must be that of the index.
+    with recursive base(number, class, type) as (
+      select p.number, p.class, a.atttypid from unnest((i.indkey::int2[])[0:i.indnkeyatts - 1], i.indclass::oid[])
+        as p(number, class) join pg_attribute a on a.attrelid = i.indrelid and a.attnum = p.number
+      union all select number, class, typbasetype from base join pg_type on pg_type.oid = type where typtype = 'd'
+    )
+    select from base b join pg_opclass own on own.oid = b.class
+    join pg_opclass usual on usual.opcintype = b.type and usual.opcdefault and usual.opcmethod = own.opcmethod
+    join pg_amop o on o.amopfamily = own.opcfamily and o.amopstrategy = 3
+      and o.amoplefttype = own.opcintype and o.amoprighttype = own.opcintype
+    join pg_amop u on u.amopfamily = usual.opcfamily and u.amopstrategy = 3
+      and u.amoplefttype = usual.opcintype and u.amoprighttype = usual.opcintype
+    where o.amopopr <> u.amopopr
   )
 from pg_index i
 where i.indrelid = %s::oid and i.indisunique and i.indisvalid and i.indpred is null and i.indexprs is null
@@ -286,12 +300,12 @@ def _check_key(
         has = "; ".join(", ".join(sorted(names)) for names in unique) or "none"
         raise InvalidInputError(
             f"table {name} needs a unique index on exactly {', '.join(key)}, without a condition and in the columns' "
-            f"own collations; it has: {has}. alter table {name} add primary key ({', '.join(key)})"
+            f"own collations and operator classes; it has: {has}. alter table {name} add primary key ({', '.join(key)})"
         )
     if any(set(names) == set(key) and not is_usable for names, _, is_usable in found):
         raise InvalidInputError(
             f"table {name} has a second unique index on exactly {', '.join(key)} that is deferrable or has another "
-            "collation, by which rows of other keys would be replaced, too: drop it"
+            "collation or operator class, by which rows of other keys would be replaced, too: drop it"
         )
     may_be_null = [column for column in key if column in null_keys and not there[column].is_not_null]
     if may_be_null and not any(set(names) == set(key) and finds_nulls for names, finds_nulls, _ in found):

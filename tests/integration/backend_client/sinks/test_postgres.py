@@ -319,6 +319,47 @@ def test_index_finds_the_same_keys_as_the_table(server: PostgresServer, slot: Sl
         assert rows(sink) == expected
 
 
+def test_index_compares_keys_as_their_type_does(server: PostgresServer, slot: Slot) -> None:
+    """An index of another operator class tells keys apart that are equal by their type: one of them would be lost."""
+    columns = pa.schema([pa.field("k", pa.string(), nullable=False), pa.field("v", pa.int64())])
+    with psycopg.connect(server.conninfo) as connection:
+        connection.execute("create extension if not exists citext; create domain o0_key as citext")
+        classes = {
+            "o1": ("citext", "text_ops"),
+            "o2": ("o0_key", "text_ops"),
+            "o3": ("citext", ""),
+            "o4": ("text", "text_pattern_ops"),
+            "o5": ("varchar(9)", ""),
+        }
+        for name, (type_, class_) in classes.items():
+            connection.execute(f"create table {name} (k {type_} not null, v bigint)")
+            connection.execute(f"create unique index on {name} (k {class_})")
+    for name in ("o1", "o2"):
+        with pytest.raises(InvalidInputError, match=r"unique index on exactly k, .* and operator classes"):
+            PostgresSink(server.conninfo, name, key=("k",)).check(columns, [slot])
+    for name, expected in (("o3", [("A", 2)]), ("o4", [("A", 2), ("a", 1)]), ("o5", [("A", 2), ("a", 1)])):
+        sink = PostgresSink(server.conninfo, name, key=("k",))
+        sink.check(columns, [slot])
+        publish(sink, replace(slot, sink=name), 0, batch(a=1, A=2).cast(columns))
+        assert rows(sink) == expected
+
+
+def test_rows_are_deleted_by_the_keys_own_index(server: PostgresServer, slot: Slot) -> None:
+    """Other unique indexes that have a column of the key may compare it in other ways."""
+    columns = pa.schema([pa.field("k", pa.string(), nullable=False), pa.field("v", pa.int64()), ("gone", pa.bool_())])
+    with psycopg.connect(server.conninfo) as connection:
+        connection.execute("create extension if not exists citext")
+        connection.execute("create table p1 (k citext primary key, v bigint)")
+        connection.execute(
+            "create unique index on p1 (k text_ops, v); create unique index on p1 (k text_ops) where v > 5"
+        )
+    sink = PostgresSink(server.conninfo, "p1", key=("k",), delete_when="gone")
+    sink.check(columns, [slot])
+    publish(sink, slot, 0, pa.record_batch([["a", "b"], [1, 2], [False, False]], schema=columns))
+    publish(sink, slot, 1, pa.record_batch([["A"], [None], [True]], schema=columns))
+    assert rows(sink) == [("b", 2)]
+
+
 @pytest.mark.parametrize("is_late", [False, True])
 @pytest.mark.parametrize(
     "index",

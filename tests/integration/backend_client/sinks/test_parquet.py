@@ -431,6 +431,19 @@ def test_floats_have_no_statistics(sink: ParquetSink, tmp_path: Path) -> None:
     assert has == {"k": True, "x": False, "s.y": False, "s.n": True}
 
 
+@pytest.mark.parametrize("sink", ["disk"], indirect=True)
+def test_floats_beside_a_column_with_their_path(sink: ParquetSink, tmp_path: Path) -> None:
+    """A name with dots is that of a field to the library, which would give statistics and dictionary to both."""
+    columns = pa.schema({"a.b": pa.string(), "a": pa.struct({"b": pa.float64()})})
+    publisher = sink.open(SLOT)
+    publisher.publish([pa.RecordBatch.from_pylist([{"a.b": "x", "a": {"b": math.nan}}], schema=columns)], marker(0))
+    publisher.close()
+    (file,) = (tmp_path / "out folder").glob("*.parquet")
+    group = pq.read_metadata(file).row_group(0)
+    found = [group.column(number) for number in range(2)]
+    assert not any(column.is_stats_set or column.has_dictionary_page for column in found)
+
+
 def test_errors_of_records_are_not_those_of_the_disk(sink: ParquetSink, monkeypatch: pytest.MonkeyPatch) -> None:
     """Only what the temporary file refuses is told as a lack of room; nothing is published."""
 

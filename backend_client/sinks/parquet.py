@@ -8,7 +8,8 @@ commit. A publisher that was paused finds its number taken, and is fenced.
 Beside it, a slot's *entries* in a hidden folder repeat number and marker, so that published files can be deleted or
 compacted. They are numbered, too: each is put only if its number is not taken, and the one with the highest number
 counts. A publisher that was paused can therefore not set the marker back. The newest entry may be older than the newest
-file, so the file of the next number is always looked for.
+file, so the file of the next number is always looked for. A publish ends when an entry tells of its file: from then on
+that may be deleted.
 """
 
 from __future__ import annotations
@@ -26,6 +27,7 @@ import pyarrow.parquet as pq
 
 from backend_client.sinks.parquet_files import MARKER, Written, same_names, temporary, write, written_records
 from backend_client.sinks.protocol import Marker, Sink, Slot, SlotPublisher
+from storage.clock import SystemClock
 from storage.errors import (
     ConflictError,
     CorruptDataError,
@@ -35,6 +37,8 @@ from storage.errors import (
     NotFoundError,
     UnavailableError,
 )
+from storage.leftovers import remove_leftovers
+from storage.local_store import LocalStore
 from storage.object_store import ObjectStore
 from storage.open import open_store
 
@@ -44,6 +48,8 @@ _HIDDEN = "_dstl"
 _LOOKS = 10
 _KEPT_ENTRIES = 16
 """Old entries are deleted in groups of this size: one request per entry would slow every publish down."""
+_LEFT_MS = 24 * 60 * 60 * 1000
+"""Unfinished files that are older, by this host's clock, are of processes that were killed."""
 _TAIL_BYTES = 64 << 10
 _FOOTER = struct.Struct("<I4s")
 _MAGIC = b"PAR1"
@@ -81,6 +87,10 @@ class ParquetSink(Sink):
                 store.check_writable()
             except DstlError as error:
                 raise UnavailableError(f"the sink's folder {self.path} cannot be written: {error}") from error
+            _remove_leftovers(store)
+        with closing(open_store(self.path, **self.store_options)) as store:
+            if isinstance(store, LocalStore):
+                _remove_leftovers(store)
 
     def open(self, slot: Slot) -> SlotPublisher:
         """Open a slot. The first of several publishers to put the next file wins; the others are fenced."""
@@ -97,6 +107,18 @@ class _Published(NamedTuple):
 
     number: int
     marker: Marker
+
+    def after(self, entry: _Published | None) -> _Published:
+        """
+        Return the published state if this is that of a file, and the entry is of before it.
+
+        That may have a later marker: between both was no output, or it was given up, and the file came late.
+        """
+        if entry is None:
+            return self
+        of_file, of_entry = self.marker.checkpoint, entry.marker.checkpoint
+        is_late = of_entry.branch == of_file.branch and of_entry.id > of_file.id
+        return self._replace(marker=entry.marker) if is_late else self
 
     def to_bytes(self) -> bytes:
         return f"{self.number} {self.marker.to_text()}".encode("ascii")
@@ -141,7 +163,7 @@ class _Entries:
             with suppress(ValueError):
                 return _Published.parse(data)
             return None
-        raise UnavailableError(f"the entries {self._prefix}* change too fast to be read: other publishers run")
+        raise self.restless()
 
     def add(self, published: _Published) -> None:
         """Put the next entry; ConflictError if another publisher has put one."""
@@ -149,6 +171,10 @@ class _Entries:
         self._newest += 1
         if self._newest % _KEPT_ENTRIES == 0:
             self._delete(range(self._newest - _KEPT_ENTRIES, self._newest))
+
+    def restless(self) -> UnavailableError:
+        """Return the error if others add entries all the time."""
+        return UnavailableError(f"the entries {self._prefix}* change too fast to be read: other publishers run")
 
     def _key(self, number: int) -> str:
         return f"{self._prefix}{number:012d}"
@@ -174,11 +200,15 @@ class _ParquetPublisher(SlotPublisher):
         return None if self._last is None else self._last.marker
 
     def publish(self, records: Iterable[pa.RecordBatch], marker: Marker) -> int:
-        """Put the next file; without records only if the marker is the first one of a branch, or of the slot."""
+        """
+        Put the next file; without records only if the marker is the first one of a branch or slot, or passes over some.
+
+        Output of checkpoints that it passes over may be given up; the file fences a paused publisher that still has it.
+        """
         number = 0 if self._last is None else self._last.number + 1
         with ExitStack() as files:
             written = written_records(records, marker.to_text(), self._compression, files)
-            if written is None and self._is_on_branch(marker):
+            if written is None and self._is_next(marker):
                 return self._publish_nothing(marker)
             written = written or self._written_empty(marker, files)
             data = memoryview(mmap.mmap(written.file.fileno(), 0, access=mmap.ACCESS_READ))
@@ -186,16 +216,20 @@ class _ParquetPublisher(SlotPublisher):
                 self._store.put(self._key(number), data, if_absent=True)
             except ConflictError as error:
                 raise self._fenced() from error
-        self._last = _Published(number, marker)
-        self._keep(self._last)
+        self._last = self._keep(_Published(number, marker))
+        if self._last.marker != marker:
+            raise self._fenced()
         return written.rows
 
     def close(self) -> None:
         """Close the store."""
         self._store.close()
 
-    def _is_on_branch(self, marker: Marker) -> bool:
-        return self._last is not None and self._last.marker.checkpoint.branch == marker.checkpoint.branch
+    def _is_next(self, marker: Marker) -> bool:
+        if self._last is None:
+            return False
+        last, new = self._last.marker.checkpoint, marker.checkpoint
+        return last.branch == new.branch and new.id <= last.id + 1
 
     def _publish_nothing(self, marker: Marker) -> int:
         """
@@ -235,14 +269,28 @@ class _ParquetPublisher(SlotPublisher):
             return entry
         if newest < 0:
             return None
-        published = _Published(newest, _marker(self._store, self._key(newest)))
-        self._keep(published)
-        return published
+        published = _Published(newest, _marker(self._store, self._key(newest))).after(entry)
+        return self._keep(published)
 
-    def _keep(self, published: _Published) -> None:
-        """Write the entry; if that fails, the next publisher that opens the slot repeats it."""
-        with suppress(DstlError):
-            self._entries.add(published)
+    def _keep(self, published: _Published) -> _Published:
+        """
+        Put an entry that tells of a file, unless another publisher's does; return what is published.
+
+        Raises:
+            UnavailableError: It cannot be put. The file is published; the next publisher that opens the slot repeats
+                this. Without an entry, the output would be published again once the file is deleted.
+        """
+        for _ in range(_LOOKS):
+            try:
+                self._entries.add(published)
+            except ConflictError:
+                newest = self._entries.read()
+                if newest is not None and newest.number >= published.number:
+                    return published
+                published = published.after(newest)
+            else:
+                return published
+        raise self._entries.restless()
 
     def _listed(self) -> int:
         """Return the highest number in a listing; -1 if there is none."""
@@ -264,6 +312,12 @@ def _check_names(columns: pa.Schema, slots: Sequence[Slot]) -> None:
         )
     if twice := list(same_names(list(columns))):
         raise InvalidInputError(f"columns {', '.join(twice)} are the same to Spark, which ignores case: rename one")
+
+
+def _remove_leftovers(store: ObjectStore) -> None:
+    """Delete what killed processes left: files that were not whole yet, and probes. If that fails, they only stay."""
+    with suppress(DstlError):
+        remove_leftovers(store, SystemClock(), _LEFT_MS)
 
 
 def _marker(store: ObjectStore, key: str) -> Marker:

@@ -103,8 +103,11 @@ def write(file: IO[bytes], batches: Iterable[pa.RecordBatch], schema: pa.Schema,
     """Write a Parquet file; return its number of rows."""
     schema = schema.with_metadata({**(schema.metadata or {}), MARKER: marker.encode()})
     rows = 0
-    exact = [path for column in schema for path in _with_statistics(column.name, column.type)]
-    found = [path for column in schema for path in _with_dictionary(column.name, column.type)]
+    leaves = [leaf for column in schema for leaf in _leaves(column.name, column.type)]
+    # The library knows leaves by paths alone: a column whose name has dots may have that of a field.
+    floats = {path for path, kind in leaves if pa.types.is_floating(kind)}
+    found = [path for path, _ in leaves if path not in floats]
+    exact = [path for column in schema for path in _with_statistics(column.name, column.type) if path not in floats]
     writer = pq.ParquetWriter(file, schema, compression=compression, write_statistics=exact, use_dictionary=found)
     try:
         for group in _groups(batches):
@@ -125,20 +128,20 @@ def write(file: IO[bytes], batches: Iterable[pa.RecordBatch], schema: pa.Schema,
 
 def _with_statistics(name: str, given: pa.DataType) -> Iterator[str]:
     """
-    Yield the columns of a file that get statistics: of a column all but floats.
+    Yield the paths of a column that get statistics, unless they are those of floats.
 
     The library leaves NaN out of the greatest value. Spark takes NaN for the greatest number, and would miss its rows.
     """
     if pa.types.is_struct(given):
         for field in given:
             yield from _with_statistics(f"{name}.{field.name}", field.type)
-    elif not pa.types.is_floating(given):
+    else:
         yield name
 
 
-def _with_dictionary(name: str, given: pa.DataType) -> Iterator[str]:
+def _leaves(name: str, given: pa.DataType) -> Iterator[tuple[str, pa.DataType]]:
     """
-    Yield the leaves of a column that get a dictionary: all but floats.
+    Yield the paths and types of a column's leaves; those of floats get no dictionary.
 
     Spark looks a number up in it before it reads rows, and does not find -0.0 as 0, which it equals.
     """
@@ -149,11 +152,10 @@ def _with_dictionary(name: str, given: pa.DataType) -> Iterator[str]:
     elif pa.types.is_map(given):
         inner = [(f"{name}.key_value.key", given.key_type), (f"{name}.key_value.value", given.item_type)]
     else:
-        if not pa.types.is_floating(given):
-            yield name
+        yield name, given
         return
     for path, kind in inner:
-        yield from _with_dictionary(path, kind)
+        yield from _leaves(path, kind)
 
 
 def temporary(files: ExitStack) -> IO[bytes]:

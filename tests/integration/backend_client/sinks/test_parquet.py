@@ -8,6 +8,7 @@ import math
 import multiprocessing
 import os
 import signal
+import time
 from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -232,6 +233,65 @@ def test_published_files_may_be_deleted(sink: ParquetSink) -> None:
     assert (last(sink), names(sink)) == (marker(3), ["out-uid-00001-000000000003.parquet"])
 
 
+def test_a_publish_ends_with_its_entry(sink: ParquetSink, stores: list[CountingStore]) -> None:
+    """Until it is there, the publish is repeated; then the file may be deleted, and nothing is published again."""
+    publish(sink, 0, 0)
+    publisher = sink.open(SLOT)
+    leave_the_entry_out(stores[-1])
+    with pytest.raises(UnavailableError, match="no answer"):
+        publisher.publish([batch(1)], marker(1))
+    publisher.close()
+    assert last(sink) == marker(1)
+    open_store(sink.path).delete(names(sink))
+    assert last(sink) == marker(1)
+
+
+def leave_the_entry_out(store: CountingStore) -> None:
+    """Have the second put of a store fail; the first one is that of a file."""
+
+    def refuse() -> None:
+        raise UnavailableError("no answer")
+
+    store.before["put"] = lambda: store.before.update(put=refuse)
+
+
+def test_output_that_was_given_up_does_not_come_late(sink: ParquetSink) -> None:
+    """Its paused publisher finds its number taken, though nothing was published meanwhile."""
+    publish(sink, 0, 0)
+    paused = sink.open(SLOT)
+    publish(sink, 7)
+    with pytest.raises(FencedError):
+        paused.publish([batch(1)], marker(1))
+    paused.close()
+    assert (last(sink), seen(sink)) == (marker(7), [0])
+
+
+def test_late_file_sets_no_marker_back(sink: ParquetSink, monkeypatch: pytest.MonkeyPatch) -> None:
+    """One without records, whose publisher was killed before its entry; another one had published more of them."""
+    publish(sink, 0, 0)
+    paused = sink.open(SLOT)
+    for number in range(1, 6):
+        publish(sink, number)
+    monkeypatch.setattr(paused, "_keep", lambda published: published)
+    paused.publish([], marker(2))
+    paused.close()
+    assert (last(sink), seen(sink), len(names(sink))) == (marker(5), [0], 2)
+    assert last(sink) == marker(5)
+
+
+@pytest.mark.parametrize("sink", ["disk"], indirect=True)
+def test_check_deletes_what_killed_publishers_left(sink: ParquetSink, tmp_path: Path) -> None:
+    """Files that were not whole yet would fill the disk, crash by crash; young ones may become whole."""
+    sink.check(COLUMNS, [SLOT])
+    folders = [tmp_path / "out folder" / ".tmp", tmp_path / "out folder" / "_dstl" / ".tmp"]
+    for folder in folders:
+        for name, age_s in (("0" * 32, 25 * 3600), ("1" * 32, 23 * 3600)):
+            (folder / name).write_bytes(b"PAR1")
+            os.utime(folder / name, (time.time() - age_s,) * 2)
+    sink.check(COLUMNS, [SLOT])
+    assert [[path.name for path in folder.iterdir()] for folder in folders] == [["1" * 32]] * 2
+
+
 def test_the_check_is_not_seen(sink: ParquetSink, stores: list[CountingStore]) -> None:
     """The check of the store writes only where readers do not look."""
     sink.check(COLUMNS, [SLOT])
@@ -369,6 +429,19 @@ def test_floats_have_no_statistics(sink: ParquetSink, tmp_path: Path) -> None:
     group = pq.read_metadata(file).row_group(0)
     has = {group.column(n).path_in_schema: group.column(n).is_stats_set for n in range(group.num_columns)}
     assert has == {"k": True, "x": False, "s.y": False, "s.n": True}
+
+
+@pytest.mark.parametrize("sink", ["disk"], indirect=True)
+def test_floats_beside_a_column_with_their_path(sink: ParquetSink, tmp_path: Path) -> None:
+    """A name with dots is that of a field to the library, which would give statistics and dictionary to both."""
+    columns = pa.schema({"a.b": pa.string(), "a": pa.struct({"b": pa.float64()})})
+    publisher = sink.open(SLOT)
+    publisher.publish([pa.RecordBatch.from_pylist([{"a.b": "x", "a": {"b": math.nan}}], schema=columns)], marker(0))
+    publisher.close()
+    (file,) = (tmp_path / "out folder").glob("*.parquet")
+    group = pq.read_metadata(file).row_group(0)
+    found = [group.column(number) for number in range(2)]
+    assert not any(column.is_stats_set or column.has_dictionary_page for column in found)
 
 
 def test_errors_of_records_are_not_those_of_the_disk(sink: ParquetSink, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -13,6 +13,7 @@ from typing import Any
 from storage.errors import InvalidInputError
 
 _JAAS = re.compile(r"""(\w+)\s*=\s*(?:"((?:[^"\\]|\\.)*)"|'([^']*)')""")
+_TOPIC = re.compile("[A-Za-z0-9._-]{1,249}")
 _STORES = {
     "ssl.truststore.location": "ssl.ca.location (a PEM file)",
     "ssl.keystore.location": "ssl.certificate.location and ssl.key.location, or a PKCS#12 file",
@@ -45,6 +46,17 @@ _DEFAULTS: dict[str, Any] = {
     "socket.timeout.ms": 10_000,
     "socket.connection.setup.timeout.ms": 10_000,
 }
+
+
+def check_names(servers: Any, topic: Any, marker_topic: Any) -> None:
+    """Raise `InvalidInputError` if addresses are no text, or a topic cannot have such a name; None names no topic."""
+    if not isinstance(servers, str) or not servers:
+        raise InvalidInputError(f"KafkaSink takes the brokers' addresses as 'host:port,host:port', got {servers!r}")
+    for what, name in (("topic", topic), ("marker_topic", marker_topic)):
+        if name is not None and not (isinstance(name, str) and _TOPIC.fullmatch(name)):
+            raise InvalidInputError(
+                f"no topic of Kafka has the name {name!r} ({what} of KafkaSink): 1-249 characters of [A-Za-z0-9._-]"
+            )
 
 
 def producer_options(servers: str, options: Mapping[str, Any]) -> dict[str, Any]:

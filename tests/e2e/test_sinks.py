@@ -13,6 +13,7 @@ from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F
 
 from backend_client import ChangelogStateBackend
+from backend_client.sinks.parquet import ParquetSink
 from backend_client.spark.api.plan import StatefulDataFrame
 from dstl_service.cli import main
 from storage.errors import ConflictError, InvalidInputError
@@ -22,6 +23,7 @@ pytestmark = pytest.mark.e2e
 
 Backends = Callable[..., ChangelogStateBackend]
 FILES = random_input(seed=50, batches=3, rows=40, keys=8)
+FILES_SINK = ParquetSink("file:///x")
 
 
 def totals(backend: ChangelogStateBackend, stream: DataFrame) -> StatefulDataFrame:
@@ -335,6 +337,14 @@ def test_foreach_writer_is_opened_and_closed(spark: SparkSession, make_backend: 
         (lambda writer: writer.clusterBy("k"), "use partitionBy"),
         (lambda writer: writer.foreach(3), "foreach takes a function of a row"),
         (lambda writer: writer.outputMode("complete"), "output mode 'complete' is not supported"),
+        (lambda writer: writer.sink(FILES_SINK, name="a").sink(FILES_SINK, name="b"), "publishes to one"),
+        (lambda writer: writer.sink(FILES_SINK).partitionBy("k"), "has no partitionBy"),
+        (lambda writer: writer.sink(FILES_SINK).option("path", "/x").option("slots", 4), "has no option path, slots: "),
+        (
+            lambda writer: writer.format("console").option("gaurantee", "at-most-once"),
+            "no option 'gaurantee'; it looks like 'guarantee'",
+        ),
+        (lambda writer: writer.sink(FILES_SINK).option("abandonOutputs", "x"), "looks like 'abandonOutput'"),
     ],
 )
 def test_impossible_sink_is_named(

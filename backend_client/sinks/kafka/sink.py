@@ -20,7 +20,7 @@ from confluent_kafka import KafkaError, KafkaException, Message, Producer
 from backend_client.sinks.kafka.check import ClusterCheck
 from backend_client.sinks.kafka.errors import ADVICE, FENCED, PURGED, ConnectionErrors, fatal_cause, fatal_errors
 from backend_client.sinks.kafka.markers import Newest, ensure_topic, newest_marker
-from backend_client.sinks.kafka_options import connection_options, from_spark, producer_options
+from backend_client.sinks.kafka_options import check_names, connection_options, from_spark, producer_options
 from backend_client.sinks.protocol import Marker, Sink, Slot, SlotPublisher
 from storage.errors import FencedError, InvalidInputError, UnavailableError
 
@@ -60,6 +60,7 @@ class KafkaSink(Sink):
 
     def check(self, columns: pa.Schema, slots: Sequence[Slot]) -> None:
         """Check columns, topics, limits and rights; create the topic of the markers."""
+        check_names(self.servers, self.topic, self.marker_topic)
         _check_columns(columns, self.topic)
         connection = connection_options(self.servers, self.options)
         check = ClusterCheck(connection, producer_options(self.servers, self.options))

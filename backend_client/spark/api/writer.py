@@ -23,7 +23,7 @@ from backend_client.spark.driver.driver import BatchRunner
 from backend_client.spark.output.guarantees import EXACTLY_ONCE, check_guarantee, function_plan
 from backend_client.spark.output.outputs import FunctionPlan, OutputPlan, SinkPlan
 from backend_client.spark.output.publisher import BacklogLimits
-from backend_client.spark.output.source_group import is_group_option, with_group
+from backend_client.spark.output.source_group import with_group
 from backend_client.spark.output.spark_sinks import (
     BatchFunction,
     ForeachRows,
@@ -36,6 +36,7 @@ from backend_client.spark.output.spark_sinks import (
     writes_once,
 )
 from backend_client.spark.output.stored_sinks import check_columns
+from backend_client.spark.output.writer_options import check_beside_sink, check_names, is_own
 from backend_client.spark.private.session import setting
 from backend_client.spark.query import Query
 from backend_client.spark.start.idle_ticks import with_idle_ticks
@@ -44,7 +45,6 @@ from backend_client.spark.start.worker_python import check_worker_python
 from storage.errors import InvalidInputError
 
 _OUTPUT_MODES = ("append", "update")
-_OWN_OPTIONS = frozenset({"checkpointlocation", "guarantee", "abandonoutput"})
 _SLOTS = 2
 
 
@@ -177,6 +177,11 @@ class StatefulStreamWriter:
             backlog_bytes: Batches wait while their output takes this much in the log.
             patience_s: How long `stop` and the end of the query wait for the last publish.
         """
+        if self._sink is not None:
+            raise InvalidInputError(
+                "the query has a sink(…) already, and publishes to one: KafkaSink writes to several topics by a column "
+                "topic; another system can be filled from what the first one has"
+            )
         if not isinstance(sink, Sink):
             raise InvalidInputError(f"sink takes a backend_client.sinks.protocol.Sink, got {type(sink).__name__}")
         limits = BacklogLimits(backlog_checkpoints, backlog_bytes, patience_s)
@@ -195,6 +200,7 @@ class StatefulStreamWriter:
         """Start the query, appending to a table that is created if it does not exist. Raises as `start` does."""
         self._take(format, outputMode, partitionBy, queryName, options)
         self._location()
+        check_names(self._options)
         spark = self._query.spark
         request = self._request(self._format or _default_format(spark))
         return self._start(self._function_plan(open_table(spark, tableName, request), request))
@@ -219,6 +225,7 @@ class StatefulStreamWriter:
         if path is not None:
             self._options["path"] = path
         self._location()
+        check_names(self._options)
         if self._sink is not None:
             return self._start(self._sink_plan(self._sink))
         if self._function is not None:
@@ -250,8 +257,7 @@ class StatefulStreamWriter:
             self.queryName(query_name)
 
     def _request(self, source: str) -> SinkRequest:
-        own = {name for name in self._options if name.lower() in _OWN_OPTIONS or is_group_option(name.lower())}
-        options = option_texts({name: value for name, value in self._options.items() if name not in own})
+        options = option_texts({name: value for name, value in self._options.items() if not is_own(name)})
         return SinkRequest(source, self._schema, self._output_mode, self._query_name, self._partition_by, options)
 
     def _option(self, name: str) -> Any:
@@ -281,6 +287,7 @@ class StatefulStreamWriter:
             raise InvalidInputError(f"sink(…) publishes exactly once; it cannot be {self._guarantee()!r}")
         if self._function is not None or self._format is not None:
             raise InvalidInputError("the query has a sink(…) and another output; use one of them")
+        check_beside_sink(self._options, self._partition_by)
         return replace(plan, abandoned=self._abandoned())
 
     @property

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+from typing import Any
+
+import pyarrow as pa
 import pytest
 
 from backend_client.sinks.kafka import KafkaSink
-from backend_client.sinks.kafka_options import connection_options, from_spark, producer_options
+from backend_client.sinks.kafka_options import check_names, connection_options, from_spark, producer_options
 from storage.errors import InvalidInputError
 
 
@@ -62,3 +65,24 @@ def test_options_that_the_sink_needs_are_its_own(name: str) -> None:
     """With others, records could be lost or doubled."""
     with pytest.raises(InvalidInputError, match=name):
         producer_options("b", {name: "x"})
+
+
+@pytest.mark.parametrize(
+    ("names", "what"),
+    [
+        ((["b:1", "c:1"], "t", None), r"takes the brokers' addresses as 'host:port,host:port', got \['b:1', 'c:1'\]"),
+        (("", "t", None), "addresses"),
+        (("b:1", ["t"], None), r"no topic of Kafka has the name \['t'\] \(topic of KafkaSink\)"),
+        (("b:1", "a b", None), "the name 'a b'"),
+        (("b:1", "", None), "the name ''"),
+        (("b:1", None, "m\n"), r"the name 'm\\n' \(marker_topic of KafkaSink\): 1-249 characters"),
+    ],
+)
+def test_names_that_cannot_be_are_told(names: tuple[Any, Any, Any], what: str) -> None:
+    """Such a topic was to be created, and brokers that are no text were said not to answer."""
+    with pytest.raises(InvalidInputError, match=what):
+        check_names(*names)
+    with pytest.raises(InvalidInputError, match=what):
+        KafkaSink(names[0], names[1], marker_topic=names[2]).check(pa.schema({"value": pa.string()}), [])
+    check_names("b:1,c:1", "t", None)
+    check_names("b:1", None, "a.b_c-D")

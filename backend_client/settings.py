@@ -13,10 +13,10 @@ import tempfile
 from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import dataclass, fields
-from functools import partial
 from typing import Any
 from urllib.parse import urlsplit
 
+from backend_client.option_checks import check_bounds, operator_changes
 from storage.errors import InvalidInputError
 from storage.open import did_you_mean
 from storage.private_folder import Trust, make_folder
@@ -268,7 +268,7 @@ class BackendSettings:
 
     def _check_operators(self) -> None:
         # As tuples: settings are compared, hashed and read from JSON.
-        renamed, removed = _changes(self.renamed, self.removed)
+        renamed, removed = operator_changes(self.renamed, self.removed)
         former, present = {old for old, _ in renamed}, {new for _, new in renamed}
         if not len(former) == len(present) == len(renamed) or former & {*present, *removed}:
             raise InvalidInputError(
@@ -300,24 +300,8 @@ class BackendSettings:
                 near = difflib.get_close_matches(name, known, 1)
                 hint = f", did you mean {near[0]!r}?" if near else "."
                 raise InvalidInputError(f"unknown option {name!r}{hint} Known options: {', '.join(sorted(known))}")
+        check_bounds(options)
         return cls(storage=storage, job=job, **options)
-
-
-def _changes(renamed: Any, removed: Any) -> tuple[tuple[tuple[str, str], ...], tuple[str, ...]]:
-    """Return the settings `renamed` and `removed` as sorted tuples."""
-    pairs = renamed.items() if isinstance(renamed, Mapping) else renamed
-    names: Any = None if isinstance(removed, str) else removed
-    valid = partial(validate_name, "operator")
-    try:
-        return (
-            tuple(sorted((valid(old), valid(new)) for old, new in pairs)),
-            tuple(sorted(set(map(valid, names)))),
-        )
-    except (TypeError, ValueError) as error:
-        raise InvalidInputError(
-            'renamed must be like {"former name": "present name"} and removed like ("name",), not '
-            f"{renamed!r} and {removed!r}"
-        ) from error
 
 
 def _is_storage(url: Any) -> bool:

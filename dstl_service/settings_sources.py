@@ -8,7 +8,7 @@ Sources of settings, by precedence: the command line, the environment, the setti
 | file (TOML)  | ``delay_ms`` in the table ``[batch]``     | of the setting's own type       |
 
 An unknown name is refused, and the error names the nearest setting. Only in the environment, which other programs
-share, an unknown name is ignored unless it begins like a group or is close to a setting.
+share, an unknown name is ignored unless it begins like a group, lacks only the group, or is close to a known name.
 """
 
 from __future__ import annotations
@@ -36,6 +36,8 @@ _FOREIGN_VARIABLES = re.compile(
     r"DSTL_CONFIG|DSTL_SERVICE|DSTL_LOCAL_DIR|DSTL_CA_FILE|DSTL_CLIENT_CERTIFICATE_FILE"
     r"|DSTL_(\w+_)?(SERVICE_HOST|SERVICE_PORT(_\w+)?|PORT(_\d+_(TCP|UDP|SCTP)(_\w+)?)?)"
 )
+# Names of the backend, and of the settings file, which may be misspelt, too.
+_BACKEND_NAMES = ("CONFIG", "SERVICE", "LOCAL_DIR", "CA_FILE", "CLIENT_CERTIFICATE_FILE")
 _SIMILARITY_MIN = 0.8  # one or two typing errors
 _KUBERNETES_PORT = re.compile(r"(tcp|udp|sctp)://")
 
@@ -194,16 +196,25 @@ def read_environment(environment: Mapping[str, str]) -> dict[str, Any]:
             continue
         setting = settings.get(variable)
         if setting is None:
-            names = [known.removeprefix(PREFIX) for known in settings]
             is_in_group = variable.startswith(groups)
-            likeness_min = 0.5 if is_in_group else _SIMILARITY_MIN
-            near = difflib.get_close_matches(variable.removeprefix(PREFIX), names, 1, likeness_min)
+            near = _nearest(variable.removeprefix(PREFIX), settings, 0.5 if is_in_group else _SIMILARITY_MIN)
             if not _FOREIGN_VARIABLES.fullmatch(variable) and (is_in_group or near):
                 hint = f"; did you mean {PREFIX}{near[0]}?" if near else ""
                 raise InvalidInputError(f"environment variable {variable} is not a setting{hint}")
         elif not (setting.kind is int and _KUBERNETES_PORT.match(text)):
             values[setting.path] = setting.parse(text, variable)
     return values
+
+
+def _nearest(name: str, settings: Mapping[str, Setting], likeness_min: float) -> list[str]:
+    """Return the name that was meant, if there is one; both without the prefix."""
+    if name.startswith(("CONFIG_", "CONF_")):
+        return [CONFIG_VARIABLE.removeprefix(PREFIX)]
+    for known, setting in settings.items():
+        if setting.group and setting.name.upper() == name:
+            return [known.removeprefix(PREFIX)]
+    names = [known.removeprefix(PREFIX) for known in settings]
+    return difflib.get_close_matches(name, [*names, *_BACKEND_NAMES], 1, likeness_min)
 
 
 def read_command_line(command_line: Mapping[str, str | None]) -> dict[str, Any]:

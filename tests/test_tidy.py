@@ -78,6 +78,7 @@ LAYERS: dict[str, tuple[str, ...]] = {
     ),
     "backend_client": (
         "batch_time",
+        "option_checks",
         "settings",
         "progress",
         "autoscaling",

@@ -44,7 +44,8 @@ delay_ms = 20
 Units are in the names.
 An unknown name is refused; the error names the nearest setting.
 A value of the wrong type, or one in conflict with another setting, is refused too.
-In the environment, which is shared, a `DSTL_` name that is neither of a group nor close to a setting is ignored.
+In the environment, which is shared, a `DSTL_` name is refused only if it is like a known one:
+of a group, without its group, or misspelt.
 An auto-started sidecar has the environment of the process that starts it, `DSTL_CONFIG` included.
 Settings without a default in the tables are off unless set.
 """

@@ -30,6 +30,11 @@ class EventTime:
         return f"coalesce({self.sql} <= {moment}, false)"
 
 
+def has_watermark(schema: StructType) -> bool:
+    """Return whether a column has a watermark."""
+    return any(DELAY_KEY in (field.metadata or {}) for field in schema.fields)
+
+
 def event_time_of(schema: StructType, operator: str) -> EventTime | None:
     """
     Return the event time of an input's rows, or None if it has no watermark.

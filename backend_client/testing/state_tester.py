@@ -20,6 +20,7 @@ from pyspark.sql.streaming.stateful_processor import TimerValues
 from pyspark.sql.types import StructType
 
 from backend_client.batch_time import BatchTime, TimeMode
+from backend_client.spark.processor_methods import check_methods
 from backend_client.spark.task.row_calls import RowCalls, Timing
 from backend_client.spark.task.rows import KeyRows
 from backend_client.spark.task.state_handle import TaskHandle, declare_states
@@ -98,6 +99,7 @@ class StateTester:
         self.processor = processor
         self._key_schema = None if keySchema is None else _schema(keySchema)
         self._in_pandas = initialStatePandas is not None
+        check_methods(_NAME, processor, has_initial_rows=bool(initialStateRow or initialStatePandas))
         self._local = LocalState(parallelism, maxParallelism)
         self._states: dict[str, StateInfo] = {}
         self._take_processor(processor)
@@ -202,6 +204,7 @@ class StateTester:
             InvalidInputError: The change of states is not possible; names the field.
         """
         if processor is not None:  # before anything is lost
+            check_methods(_NAME, processor, has_initial_rows=False)
             merge_states(_NAME, self._checkpointed, self._declared(processor)[0])
         self._local.restore(parallelism)
         self._states, self._watermark_ms = self._checkpointed, self._checkpointed_watermark_ms

@@ -43,8 +43,8 @@ def test_slow_batches_get_more_partitions(
     every, collected, fed = random_input(seed=71, batches=200, rows=40, keys=9), Collected(), list[Rows]()
     seen: list[dict[str, int]] = []
 
-    def query(**options: float) -> tuple[ChangelogStateBackend, Any]:
-        backend = make_backend(parallelism=1, autoscale_max=2, **options)
+    def query(autoscale_batch_ms: float | None = None) -> tuple[ChangelogStateBackend, Any]:
+        backend = make_backend(parallelism=1, autoscale_max=2, autoscale_batch_ms=autoscale_batch_ms)
         return backend, transform(backend, read_input(spark, tmp_path / "in")).writeStream
 
     def is_scaled_after_another_file() -> bool:

@@ -345,6 +345,11 @@ def test_foreach_writer_is_opened_and_closed(spark: SparkSession, make_backend: 
             "no option 'gaurantee'; it looks like 'guarantee'",
         ),
         (lambda writer: writer.sink(FILES_SINK).option("abandonOutputs", "x"), "looks like 'abandonOutput'"),
+        (lambda writer: writer.trigger(realTime="1 second"), "state is checkpointed per batch"),
+        (lambda writer: writer.foreachBatch(print).foreach(print), "has a function already"),
+        (lambda writer: writer.foreachBatch(print).format("json"), "a function, and format besides"),
+        (lambda writer: writer.foreach(print).option("path", "/x"), "a function, and a path besides"),
+        (lambda writer: writer.foreachBatch(print).partitionBy("k"), "a function, and partitionBy besides"),
     ],
 )
 def test_impossible_sink_is_named(
@@ -358,6 +363,38 @@ def test_impossible_sink_is_named(
         configure(writer).start(checkpointLocation=str(tmp_path / "chk"))
 
     assert not (tmp_path / "store").exists()
+
+
+def test_other_output_beside_a_table_is_refused(spark: SparkSession, make_backend: Backends, tmp_path: Path) -> None:
+    """A sink that publishes exactly once, or a function, would get nothing, without a word; nor does a first path."""
+    write_input(tmp_path / "in", FILES[:1])
+    options = {"checkpointLocation": str(tmp_path / "chk")}
+
+    def writer() -> Any:
+        return totals(make_backend(), read_input(spark, tmp_path / "in")).writeStream
+
+    with pytest.raises(InvalidInputError, match=r"has a sink\(…\) and another output, toTable"):
+        writer().sink(FILES_SINK).toTable("beside_a_sink", **options)
+    with pytest.raises(InvalidInputError, match=r"has a function and another output, toTable"):
+        writer().foreachBatch(print).toTable("beside_a_function", **options)
+    with pytest.raises(InvalidInputError, match=r"the path is given twice"):
+        writer().option("Path", "/first").start(str(tmp_path / "out"), **options)
+
+    assert not spark.catalog.tableExists("beside_a_sink")
+    assert not (tmp_path / "store").exists()
+
+
+def test_function_takes_the_place_of_a_format_before_it(
+    spark: SparkSession, make_backend: Backends, tmp_path: Path
+) -> None:
+    """As on Spark; the last call counts."""
+    write_input(tmp_path / "in", FILES[:1])
+    collected = Collected()
+    writer = totals(make_backend(), read_input(spark, tmp_path / "in")).writeStream.format("json")
+
+    run(writer.foreachBatch(collected), tmp_path / "chk")
+
+    assert list(collected.batches) == [0]
 
 
 @pytest.mark.parametrize("behind_manifest", [True, False])

@@ -118,6 +118,8 @@ class ChangelogStateBackend:
 
     def on_progress(self, listener: Callable[[BatchProgress], None]) -> None:
         """Call `listener` on the driver after every later batch."""
+        if not callable(listener):
+            raise InvalidInputError(f"on_progress takes a function of a BatchProgress, not {listener!r}")
         self._reports.listeners.append(listener)
 
     def show_progress(self, console: Any = None) -> ProgressLine:

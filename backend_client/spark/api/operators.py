@@ -14,7 +14,8 @@ from backend_client.columnar.processor import ColumnarProcessor
 from backend_client.spark.columnar_plan import ColumnarPlan
 from backend_client.spark.columns import nullable
 from backend_client.spark.driver.initial_state import initial_state_of
-from backend_client.spark.event_time import mark_event_time
+from backend_client.spark.event_time import has_watermark, mark_event_time
+from backend_client.spark.processor_methods import check_methods
 from backend_client.spark.query import Operator, Query
 from backend_client.spark.task.state_handle import declare_states
 from backend_client.state.codec import KeyCodec
@@ -80,6 +81,7 @@ def row_operator(given: OperatorInput, options: TransformOptions) -> Operator:
         )
     if options.eventTimeColumnName:
         output_schema = mark_event_time(output_schema, options.eventTimeColumnName, given.schema)
+    check_methods(name, processor, has_initial_rows=options.initialState is not None)
     states, recreated_states = declare_states(name, processor, _parse, time_mode)
     key_types = [given.schema[column].dataType for column in given.key_columns]
     operator = Operator(
@@ -98,6 +100,14 @@ def row_operator(given: OperatorInput, options: TransformOptions) -> Operator:
         initial=None if options.initialState is None else initial_state_of(options.initialState, key_types),
         is_named=bool(options.name),
     )
+    if options.eventTimeColumnName and time_mode is not TimeMode.EVENT and not has_watermark(given.schema):
+        logger.warning(
+            "operator %r has eventTimeColumnName %r, but no column of its input has a watermark, so for operators "
+            "after it no row is late, and without a watermark before it their timers never fire. Call withWatermark "
+            "before groupBy",
+            name,
+            options.eventTimeColumnName,
+        )
     if time_mode is TimeMode.EVENT and operator.event_time is None:
         logger.warning(
             "operator %r has timeMode 'EventTime', but no column of its input has a watermark, so no row is late, and "

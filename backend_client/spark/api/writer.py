@@ -36,7 +36,16 @@ from backend_client.spark.output.spark_sinks import (
     writes_once,
 )
 from backend_client.spark.output.stored_sinks import check_columns
-from backend_client.spark.output.writer_options import check_beside_sink, check_names, is_own
+from backend_client.spark.output.writer_options import (
+    check_beside_function,
+    check_beside_sink,
+    check_beside_table,
+    check_names,
+    check_trigger,
+    is_own,
+    location_of,
+    path_option,
+)
 from backend_client.spark.private.session import setting
 from backend_client.spark.query import Query
 from backend_client.spark.start.idle_ticks import with_idle_ticks
@@ -112,11 +121,7 @@ class StatefulStreamWriter:
         With ``availableNow`` and ``once`` a batch waits for all tables, whatever `failover` is: no later batch would
         run waiting rows.
         """
-        if kwargs.get("continuous") is not None:
-            raise InvalidInputError(
-                "trigger(continuous=…) is not supported, because state is checkpointed per batch; use "
-                "trigger(processingTime='0 seconds')"
-            )
+        check_trigger(kwargs)
         self._writer = self._writer.trigger(**kwargs)
         self._ends = bool(kwargs.get("availableNow") or kwargs.get("once"))
         return self
@@ -134,13 +139,11 @@ class StatefulStreamWriter:
         """Call `func(batch, batch_id)` for every batch; it may run several actions on the batch."""
         if not callable(func):
             raise InvalidInputError("foreachBatch takes a function of a DataFrame and a batch id")
-        self._function = func
-        return self
+        return self._with_function(func)
 
     def foreach(self, f: Any) -> StatefulStreamWriter:
         """Call `f` for every row in the workers; an object gets ``open`` and ``close`` around each partition's rows."""
-        self._function = ForeachRows(f)
-        return self
+        return self._with_function(ForeachRows(f))
 
     def guarantee(self, guarantee: str) -> StatefulStreamWriter:
         """
@@ -201,6 +204,7 @@ class StatefulStreamWriter:
         self._take(format, outputMode, partitionBy, queryName, options)
         self._location()
         check_names(self._options)
+        check_beside_table(has_sink=self._sink is not None, has_function=self._function is not None)
         spark = self._query.spark
         request = self._request(self._format or _default_format(spark))
         return self._start(self._function_plan(open_table(spark, tableName, request), request))
@@ -222,13 +226,13 @@ class StatefulStreamWriter:
             DstlError: The storage cannot be written, or the sidecar does not start.
         """
         self._take(format, outputMode, partitionBy, queryName, options)
-        if path is not None:
-            self._options["path"] = path
+        self._options |= path_option(path, self._option("path"))
         self._location()
         check_names(self._options)
         if self._sink is not None:
             return self._start(self._sink_plan(self._sink))
         if self._function is not None:
+            check_beside_function(self._format, self._option("path"), self._partition_by)
             return self._start(self._function_plan(self._function, None))
         spark = self._query.spark
         if self._format is None and self._option("path") is None:
@@ -255,6 +259,12 @@ class StatefulStreamWriter:
             self.partitionBy(partition_by)
         if query_name is not None:
             self.queryName(query_name)
+
+    def _with_function(self, function: BatchFunction | ForeachRows) -> StatefulStreamWriter:
+        if self._function is not None:
+            raise InvalidInputError("the query has a function already: call both in one, foreachBatch(…)")
+        self._function, self._format = function, None  # as on Spark, the function replaces a format before it
+        return self
 
     def _request(self, source: str) -> SinkRequest:
         options = option_texts({name: value for name, value in self._options.items() if not is_own(name)})
@@ -296,16 +306,8 @@ class StatefulStreamWriter:
         return replace(settings, failover=EXACT) if self._ends else settings
 
     def _location(self) -> str:
-        location = self._option("checkpointlocation")
-        if location:
-            return str(location)
         root = self._query.spark.conf.get("spark.sql.streaming.checkpointLocation", None)
-        if root and self._query_name:
-            return f"{root.rstrip('/')}/{self._query_name}"
-        raise InvalidInputError(
-            "the option checkpointLocation is required: Spark keeps the stream's offsets there, and the state belongs "
-            "to them; call option('checkpointLocation', …) on the writer"
-        )
+        return location_of(self._option("checkpointlocation"), root, self._query_name)
 
     def _fitting(self, plan: SinkPlan) -> SinkPlan:
         """Return a sink's plan as it fits the query; `InvalidInputError` if it does not."""

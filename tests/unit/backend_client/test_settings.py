@@ -142,6 +142,34 @@ def test_error_says_what_to_write(values: dict[str, Any], told: str) -> None:
         BackendSettings(**{"storage": "file:///s", "job": "job", **values})
 
 
+@pytest.mark.parametrize(
+    ("values", "switch"),
+    [
+        ({"standby_bytes_max": 1 << 30}, {"standby_replicas": 0}),
+        ({"autoscale_max": 8}, {"autoscale_batch_ms": None}),
+        ({"autoscale_min": 2}, {"autoscale_batch_ms": 100}),
+        ({"max_lost_fraction": 0.1}, {"failover": "exact"}),
+        ({"max_stall_s": 5}, {"failover": "deferred"}),
+        ({"max_deferred_bytes": 5}, {"failover": "deferred"}),
+    ],
+)
+def test_bounds_of_what_is_not_asked_for_are_refused(values: dict[str, Any], switch: dict[str, Any]) -> None:
+    """Whoever bounds copies, losses or autoscaling expects to have them; a program that says they are off may."""
+    [name], [option] = values, switch
+
+    with pytest.raises(InvalidInputError, match=f"{name} has no effect without {option}, which is off by default"):
+        BackendSettings.of("file:///s", "job", values)
+
+    BackendSettings.of("file:///s", "job", {**values, **switch})
+
+
+@pytest.mark.parametrize("renamed", [("ab",), ["ab", "cd"], {"ab"}])
+def test_names_of_two_letters_are_no_pairs(renamed: Any) -> None:
+    """A text of two letters would rename `a` to `b`."""
+    with pytest.raises(InvalidInputError, match="renamed must be like"):
+        BackendSettings("file:///s", "job", renamed=renamed)
+
+
 def test_paths_may_be_paths() -> None:
     """A path that is given as such is taken as text, for settings are compared and sent to tasks."""
     given = {"local_dir": Path("/l"), "token_file": Path("/t"), "fork_location": Path("/c"), "ca_file": Path("/ca")}

@@ -95,6 +95,12 @@ def test_older_variables_still_work() -> None:
         ("DSTL_BATCH_SIZE", "5", "did you mean DSTL_BATCH_SIZE_BYTES"),
         ("DSTL_UPLOAD_PATIENCE", "5", "DSTL_UPLOAD_PATIENCE is not a setting"),
         ("DSTL_SHUTDOWN_TIMEOUT", "5", "did you mean DSTL_SHUTDOWN_TIMEOUT_S"),
+        ("DSTL_SSE", "aws:kms", "did you mean DSTL_S3_SSE?"),
+        ("DSTL_CHECKPOINTS_MAX", "5", "did you mean DSTL_RETENTION_CHECKPOINTS_MAX"),
+        ("DSTL_CONFIG_FILE", "/dstl.toml", "did you mean DSTL_CONFIG?"),
+        ("DSTL_CONF", "/dstl.toml", "did you mean DSTL_CONFIG?"),
+        ("DSTL_SERVCE", "unix:///s", "did you mean DSTL_SERVICE?"),
+        ("DSTL_CLIENT_CERT_FILE", "/c", "did you mean DSTL_CLIENT_CERTIFICATE_FILE?"),
     ],
 )
 def test_wrong_variable_is_refused(variable: str, value: str, message: str) -> None:
@@ -113,6 +119,8 @@ def test_wrong_variable_is_refused(variable: str, value: str, message: str) -> N
         ("DSTL_PORT", "tcp://10.0.0.1:80"),
         ("DSTL_PORT_80_TCP_ADDR", "10.0.0.1"),
         ("DSTL_CACHE_SERVICE_PORT", "80"),
+        ("DSTL_CONFIG_SERVICE_HOST", "10.0.0.1"),
+        ("DSTL_CONFIG_PORT_80_TCP", "tcp://10.0.0.1:80"),
         ("OTHER", "x"),
     ],
 )

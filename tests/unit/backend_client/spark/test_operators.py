@@ -7,10 +7,11 @@ from typing import Any
 
 import pytest
 from pyspark.sql.streaming import StatefulProcessor
-from pyspark.sql.types import ArrayType, LongType, MapType, StringType, StructField, StructType
+from pyspark.sql.types import ArrayType, LongType, MapType, StringType, StructField, StructType, TimestampType
 
 from backend_client.columnar import Aggregate
-from backend_client.spark.api.operators import TransformOptions, columnar_operator, row_operator
+from backend_client.spark.api.operators import OperatorInput, TransformOptions, columnar_operator, row_operator
+from backend_client.spark.query import Query
 from storage.errors import InvalidInputError
 
 
@@ -72,3 +73,15 @@ def test_output_may_be_null_at_every_depth() -> None:
     inner = StructType([StructField("x", LongType())])
     fields = [("k", StringType()), ("s", inner), ("a", ArrayType(inner)), ("m", MapType(StringType(), inner))]
     assert operator.output_schema == StructType([StructField(name, kind, True, {"of": name}) for name, kind in fields])
+
+
+def test_event_time_without_a_watermark_causes_a_warning(caplog: pytest.LogCaptureFixture) -> None:
+    """The next operator's input has the mark, and would wait for a watermark that never comes, without a word."""
+    for delay in ({}, {"spark.watermarkDelayMs": 5000}):
+        schema = StructType([StructField("k", StringType()), StructField("at", TimestampType(), True, delay)])
+        output = StructType([StructField("at", TimestampType())])
+        options = TransformOptions(_Silent(), output, "Update", "None", eventTimeColumnName="at")
+        row_operator(OperatorInput(Query(None, (), (), None), schema, ("k",)), options)  # type: ignore[arg-type]
+
+    [record] = caplog.records
+    assert "eventTimeColumnName 'at', but no column of its input has a watermark" in record.getMessage()

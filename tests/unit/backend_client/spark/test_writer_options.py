@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from backend_client.spark.output.writer_options import check_beside_sink, check_names, is_own
+from backend_client.spark.output.writer_options import check_beside_function, check_beside_sink, check_names, is_own
 from storage.errors import InvalidInputError
 
 
@@ -40,3 +40,15 @@ def test_beside_a_sink_nothing_is_left_out() -> None:
         check_beside_sink(["slots", "path", "guarantee"], ())
     with pytest.raises(InvalidInputError, match="has no partitionBy"):
         check_beside_sink([], ("day",))
+
+
+def test_beside_a_function_nothing_is_left_out() -> None:
+    """The function alone writes the batches."""
+    check_beside_function(None, None, ())
+    for given, told in (
+        (("json", None, ()), "format"),
+        ((None, "/x", ()), "a path"),
+        ((None, None, ("k",)), "partitionBy"),
+    ):
+        with pytest.raises(InvalidInputError, match=f"has a function, and {told} besides"):
+            check_beside_function(*given)

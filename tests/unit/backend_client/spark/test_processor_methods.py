@@ -1,0 +1,64 @@
+"""Methods of processors that Spark's class has, too, and that do nothing there."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from pyspark.sql.streaming import StatefulProcessor
+
+from backend_client.spark.processor_methods import check_methods
+from backend_client.testing import StateTester
+from storage.errors import InvalidInputError
+
+
+class _Plain(StatefulProcessor):
+    def init(self, handle: Any) -> None:
+        pass
+
+    def handleInputRows(self, key: Any, rows: Any, timerValues: Any) -> Any:
+        return iter(())
+
+    def close(self) -> None:
+        pass
+
+
+def _with(*methods: str) -> Any:
+    return type("Made", (_Plain,), dict.fromkeys(methods, lambda *_: iter(())))()
+
+
+@pytest.mark.parametrize(
+    ("method", "meant"),
+    [
+        ("handleExpiredTimers", "handleExpiredTimer"),
+        ("handle_expired_timer", "handleExpiredTimer"),
+        ("handleInitalState", "handleInitialState"),
+    ],
+)
+def test_slips_are_told(method: str, meant: str) -> None:
+    """Timers would fire, and rows be taken, by Spark's own method, which does nothing: state would stay, or lack."""
+    with pytest.raises(
+        InvalidInputError, match=f"has a method '{method}', which is never called; it looks like '{meant}'"
+    ):
+        check_methods("totals", _with(method), has_initial_rows=False)
+    with pytest.raises(InvalidInputError, match=method):
+        StateTester(_with(method))
+    check_methods("totals", _with(method, meant), has_initial_rows="Init" in meant)
+
+
+def test_initial_rows_need_a_method() -> None:
+    """They would be left out, and totals begin at 0."""
+    with pytest.raises(
+        InvalidInputError, match="operator 'totals' has an initial state, but its processor Made has no"
+    ):
+        check_methods("totals", _with(), has_initial_rows=True)
+    with pytest.raises(InvalidInputError, match="no method handleInitialState"):
+        StateTester(_with(), initialStateRow=[("a", (1,))])  # type: ignore[list-item]  # any row will do
+    check_methods("totals", _with("handleInitialState"), has_initial_rows=True)
+
+
+def test_other_methods_are_the_users() -> None:
+    """Helpers may have names of their own."""
+    check_methods(
+        "totals", _with("handleExpired", "expire", "_handleExpiredTimers", "handleRows"), has_initial_rows=False
+    )

@@ -79,6 +79,17 @@ def _actions(commit: Path) -> list[dict[str, Any]]:
 
 
 def _added(folder: Path, actions: list[dict[str, Any]]) -> list[tuple[Path, int]]:
-    """Return the files that a commit has added, with their sizes in bytes."""
+    """
+    Return the files in the folder that a commit has added, with their sizes in bytes.
+
+    Whoever may write to the table may write a commit with the sink's marker, and any paths.
+    """
     added = [action["add"] for action in actions if "add" in action]
-    return [(folder / unquote(each["path"]), each["size"]) for each in added]
+    found = [(folder / unquote(each["path"]), each["size"]) for each in added]
+    return [(file, size) for file, size in found if _is_file_within(folder, file)]
+
+
+def _is_file_within(folder: Path, file: Path) -> bool:
+    """Return whether a path is that of a file in a folder, if only of one that is gone: opening a pipe may not end."""
+    is_within = folder in file.parents and ".." not in file.parts
+    return is_within and (file.is_file() or not os.path.lexists(file))

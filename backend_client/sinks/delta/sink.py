@@ -87,12 +87,21 @@ class DeltaSink(Sink):
         if not (isinstance(self.path, str) and _names_a_folder(self.path)):
             raise InvalidInputError(
                 "path must be s3://bucket/folder or file:///folder, with % and two digits for #, ? and %, and without "
-                f"credentials, not {re.sub('//[^/]*@', '//…@', str(self.path))!r}"
+                f"credentials, not {re.sub('//.*@', '//…@', str(self.path))!r}"
             )
         if self.is_local and (found := _UNUSABLE.search(self.location)):
             raise InvalidInputError(
                 f"path {self.path!r} names a folder with {found[0]!r}, to which the library cannot write"
             )
+        for name, value in self.storage_options.items():
+            if not isinstance(value, str):
+                raise InvalidInputError(f"storage_options has {name!r} with a {type(value).__name__}: use text")
+            # The library quotes the endpoint in its errors.
+            if name.lower() in _ENDPOINT_NAMES and re.search("[@?#]", value):
+                raise InvalidInputError(
+                    f"{name} of storage_options must be http(s)://host:port, without credentials and query: give keys "
+                    "in the environment of the executors, or as aws_access_key_id and aws_secret_access_key"
+                )
         if str(self.compression).upper() not in get_args(_Compression):
             known = ", ".join(get_args(_Compression)).lower()
             raise InvalidInputError(f"compression {self.compression!r} is unknown; use one of {known}")
@@ -293,8 +302,8 @@ def _names_a_folder(path: str) -> bool:
     parts = urlsplit(path)
     if re.search("[#?]", path) or "@" in parts.netloc:
         return False
-    if parts.scheme == "s3":
-        return bool(parts.netloc)
+    if parts.scheme == "s3":  # with a : it is a user, whose password has a /
+        return bool(parts.netloc) and ":" not in parts.netloc
     return parts.scheme == "file" and parts.netloc in ("", "localhost") and parts.path.startswith("/")
 
 

@@ -12,6 +12,7 @@ from collections.abc import Collection, Iterator
 from contextlib import contextmanager
 
 import psycopg
+from psycopg import sql
 
 from storage.errors import UnavailableError
 
@@ -28,6 +29,12 @@ where i.indrelid = %(table)s::oid and i.indisunique and i.indisvalid and i.indpr
     select attnum from pg_attribute where attrelid = i.indrelid and attname = any(%(key)s::text[]) order by 1
   )
 """
+# Where the search path names PostgreSQL's own schema, or that of temporary tables, behind another one, operators,
+# functions and tables of that are found first. Whoever may create them there would act as the sink's user.
+NEW = ("pg_temp", "dstl_new")
+OF_SLOT = sql.SQL(
+    "sink operator(pg_catalog.=) %s and job_uid operator(pg_catalog.=) %s and slot operator(pg_catalog.=) %s"
+)
 
 
 @contextmanager

@@ -8,14 +8,34 @@ from contextlib import contextmanager
 from typing import Any
 
 import psycopg
+from psycopg.conninfo import conninfo_to_dict
 from psycopg.errors import Diagnostic
 
 from backend_client.sinks.postgres.types import has_nul
-from storage.errors import UnavailableError
+from storage.errors import InvalidInputError, UnavailableError
 
 _WAIT_FOR_REPLICAS = "SyncRepWaitForLSN"
 """The function of PostgreSQL that warns; the text is in the server's language, and its code is that of any warning."""
 _CONTEXT_COLUMN = re.compile(r"COPY .*, line \d+, column ([^:\n]+)")
+
+
+def check_conninfo(conninfo: str) -> None:
+    """Raise `InvalidInputError` if an address has a wrong form, without a part of its password."""
+    try:
+        given = conninfo_to_dict(conninfo)
+    except psycopg.ProgrammingError:
+        # libpq quotes what it does not understand, which may be a part of the password.
+        raise InvalidInputError(
+            "conninfo has a wrong form; it is host=... dbname=... user=..., values with spaces in '', or a "
+            "postgresql:// URL"
+        ) from None
+    # A URL's password ends at its first @, / or ?, and errors quote what follows as the host, or as the database.
+    is_url = conninfo.startswith(("postgresql://", "postgres://"))
+    if is_url and any("@" in str(given.get(name) or "") for name in ("host", "port", "dbname")):
+        raise InvalidInputError(
+            "conninfo is a URL with more than one @: in user, password and dbname write %40 for @, %2F for / and "
+            "%3F for ?"
+        )
 
 
 @contextmanager

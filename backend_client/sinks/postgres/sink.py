@@ -19,9 +19,9 @@ import pyarrow as pa
 from psycopg import sql
 from psycopg.conninfo import conninfo_to_dict, make_conninfo
 
-from backend_client.sinks.postgres.catalog import end_sessions, equality, is_partitioned
+from backend_client.sinks.postgres.catalog import NEW, OF_SLOT, end_sessions, equality, is_partitioned
 from backend_client.sinks.postgres.check import check_markers, check_still_fits, check_table
-from backend_client.sinks.postgres.errors import refused, replicated, text_of, told
+from backend_client.sinks.postgres.errors import check_conninfo, refused, replicated, text_of, told
 from backend_client.sinks.postgres.silence import ended_if_silent, ended_without_answer
 from backend_client.sinks.postgres.types import noting_nulls, rows
 from backend_client.sinks.protocol import Marker, Sink, Slot, SlotPublisher
@@ -87,14 +87,7 @@ class PostgresSink(Sink):
         key: object = self.key
         if isinstance(key, str):
             raise InvalidInputError(f"key must be a tuple of columns, such as ({key!r},)")
-        try:
-            conninfo_to_dict(self.conninfo)
-        except psycopg.ProgrammingError:
-            # libpq quotes what it does not understand, which may be a part of the password.
-            raise InvalidInputError(
-                "conninfo has a wrong form; it is host=... dbname=... user=..., values with spaces in '', or a "
-                "postgresql:// URL"
-            ) from None
+        check_conninfo(self.conninfo)
 
     def check(self, columns: pa.Schema, slots: Sequence[Slot]) -> None:
         """Check columns, types and rights; create the table of markers."""
@@ -167,7 +160,7 @@ class _PostgresPublisher(SlotPublisher):
             row = connection.execute(
                 sql.SQL(
                     "insert into {table} as known values (%s, %s, %s, 1, null) on conflict (sink, job_uid, slot) "
-                    "do update set opened = known.opened + 1 returning opened, marker"
+                    "do update set opened = known.opened operator(pg_catalog.+) 1 returning opened, marker"
                 ).format(table=_name(sink.markers)),
                 self._key,
             ).fetchone()
@@ -208,15 +201,17 @@ class _PostgresPublisher(SlotPublisher):
 
     def _lock(self) -> None:
         # A number comes again if a replica takes over that lacks the newest ones, and a pooler keeps this connection.
-        query = sql.SQL("select opened, marker from {} where (sink, job_uid, slot) = (%s, %s, %s) for update")
-        row = self._connection.execute(query.format(_name(self._sink.markers)), self._key).fetchone()
+        query = sql.SQL("select opened, marker from {} where {} for update")
+        row = self._connection.execute(query.format(_name(self._sink.markers), OF_SLOT), self._key).fetchone()
         marker = None if self._marker is None else self._marker.to_text()
         if row != (self._opened, marker):
             raise self._fenced()
 
     def _replace(self, marker: str) -> None:
-        query = sql.SQL("update {} set marker = %s where (sink, job_uid, slot) = (%s, %s, %s) returning marker")
-        row = self._connection.execute(query.format(_name(self._sink.markers)), (marker, *self._key)).fetchone()
+        query = sql.SQL("update {} set marker = %s where {} returning marker")
+        row = self._connection.execute(
+            query.format(_name(self._sink.markers), OF_SLOT), (marker, *self._key)
+        ).fetchone()
         if row != (marker,):
             raise UnavailableError(
                 f"table {self._sink.markers} did not take the marker of the output, which would be published again: "
@@ -228,9 +223,9 @@ class _PostgresPublisher(SlotPublisher):
 
     def _is_overtaken(self) -> bool:
         """Ask in a session of its own; no answer counts as no."""
-        query = sql.SQL("select opened from {} where (sink, job_uid, slot) = (%s, %s, %s)")
+        query = sql.SQL("select opened from {} where {}")
         with suppress(psycopg.Error), self._sink.look() as connection, ended_without_answer(connection):
-            row = connection.execute(query.format(_name(self._sink.markers)), self._key).fetchone()
+            row = connection.execute(query.format(_name(self._sink.markers), OF_SLOT), self._key).fetchone()
             return row is None or row[0] != self._opened
         return False
 
@@ -275,7 +270,7 @@ class _PostgresPublisher(SlotPublisher):
     def _merge(self, names: tuple[str, ...], batches: Iterable[pa.RecordBatch]) -> int:
         """Upsert and delete by key; of several rows of one key the last one counts."""
         sink = self._sink
-        target, new = _name(sink.table), sql.Identifier("dstl_new")
+        target, new = _name(sink.table), sql.Identifier(*NEW)
         own = [name for name in names if name != sink.delete_when]
         flag = sql.SQL(", false as {}").format(sql.Identifier(sink.delete_when)) if sink.delete_when else sql.SQL("")
         parts: dict[str, sql.Composable] = {
@@ -321,7 +316,9 @@ class _PostgresPublisher(SlotPublisher):
         deletion = sql.SQL("with l as ({last}) delete from {only} {target} t using l where l.{deleted} and {same}")
         keys = [sql.Identifier(name) for name in self._sink.key]
         has_null = sql.SQL(" or ").join(sql.SQL("{} is null").format(key) for key in keys)
-        found = self._connection.execute(sql.SQL("select bool_or({}) from {new}").format(has_null, **parts)).fetchone()
+        found = self._connection.execute(
+            sql.SQL("select pg_catalog.bool_or({}) from {new}").format(has_null, **parts)
+        ).fetchone()
         # By a plain = the types of the key might find an operator of somebody else.
         operators = equality(self._connection, target, self._sink.key)
         one = sql.SQL("t.{0} {1} l.{0}")

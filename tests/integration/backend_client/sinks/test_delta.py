@@ -442,6 +442,29 @@ def test_commit_of_a_killed_publisher_is_flushed(sink: DeltaSink, monkeypatch: p
 
 
 @on_disk
+@pytest.mark.timeout(20)
+def test_files_outside_the_table_are_not_opened(
+    tmp_path: Path, sink: DeltaSink, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Who may write to the table may write a commit with the sink's marker and paths; to open a pipe never ends."""
+    publish(sink, 0, 1)
+    (tmp_path / "private").write_bytes(b"1")
+    os.mkfifo(tmp_path / "pipe")
+    os.mkfifo(Path(sink.location) / "pipe")
+    commit = max(log(sink).glob("*.json"))
+    actions = [json.loads(line) for line in commit.read_text().splitlines()]
+    (added,) = (action for action in actions if "add" in action)
+    paths = ("pipe", "../pipe", f"{tmp_path}/pipe", "../private", f"{tmp_path}/private", "../%70rivate")
+    actions += [{"add": {**added["add"], "path": path, "size": 0}} for path in paths]
+    flushed = list[str]()
+    monkeypatch.setattr(os, "fsync", lambda descriptor: flushed.append(os.readlink(f"/proc/self/fd/{descriptor}")))
+    actions = [action for action in actions if action is not added]
+    commit.write_text("".join(json.dumps(action) + "\n" for action in actions))
+    assert last(sink) == marker(0)
+    assert {*flushed} == {str(commit), str(commit.parent), sink.location}
+
+
+@on_disk
 def test_commit_that_a_lost_host_cut_off_is_not_published(sink: DeltaSink) -> None:
     """Its file was not on the disk; where others have removed the file from the table, that is no loss."""
     publish(sink, 0, 1)
@@ -651,6 +674,33 @@ def test_errors_of_a_path_tell_no_credentials() -> None:
     """A path is refused that has some, and the error leaves them out."""
     with pytest.raises(InvalidInputError, match="without credentials, not 's3://…@bucket/a'"):
         DeltaSink("s3://key:secret@bucket/a")
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [
+        ("aws_endpoint_url", "http://u:s3cret@host:1"),
+        ("ENDPOINT", "http://u:p/s3cret@host"),
+        ("endpoint", "http://h?s3cret"),
+    ],
+)
+def test_errors_of_an_endpoint_tell_no_credentials(name: str, value: str) -> None:
+    """The library quotes an endpoint when it does not answer; with keys of its own it is not looked at before."""
+    with pytest.raises(InvalidInputError, match="without credentials and query") as caught:
+        DeltaSink("s3://bucket/a", storage_options={"aws_access_key_id": "a", name: value})
+    assert "s3cret" not in str(caught.value)
+
+
+def test_options_of_the_store_are_text() -> None:
+    """Of others the library's error names none."""
+    with pytest.raises(InvalidInputError, match="storage_options has 'timeout' with a int"):
+        DeltaSink("s3://bucket/a", storage_options={"timeout": 1})  # type: ignore[dict-item]
+
+
+def test_password_with_a_slash_in_a_path_is_not_told() -> None:
+    """It ends the place of the bucket, which would be the user's name."""
+    with pytest.raises(InvalidInputError, match="without credentials, not 's3://…@bucket/a'"):
+        DeltaSink("s3://user:p/secret@bucket/a")
 
 
 @on_disk

@@ -536,6 +536,63 @@ def test_functions_of_a_stranger_are_not_called(slot: Slot) -> None:
             assert connection.execute("select who from called").fetchall() == []
 
 
+def test_search_path_that_names_own_schemas_last(slot: Slot) -> None:
+    """There, a stranger's table takes no records, and a stranger's functions do not run as the sink's user."""
+    planted = {
+        "bool_or(bool)": "bool",
+        "equal(text, text)": "bool",
+        "equal(int, int2)": "bool",
+        "sum(int8, int)": "int8",
+    }
+    columns = pa.schema([pa.field("k", pa.string()), pa.field("v", pa.int64()), pa.field("gone", pa.bool_())])
+    with PostgresServer() as own:
+        with psycopg.connect(own.conninfo) as connection:
+            connection.execute("create role sink login; create role stranger login; create table called (who text)")
+            connection.execute("grant create on schema public to public; grant insert on called to public")
+            connection.execute("create table t (k text primary key, v bigint); alter table t owner to sink")
+            connection.execute("alter role sink set search_path to public, pg_catalog, pg_temp")
+        with psycopg.connect(own.conninfo.replace(f"user={own.user}", "user=stranger")) as connection:
+            for function, result in planted.items():
+                body = f"insert into called values (current_user); select null::{result}"
+                connection.execute(f"create function {function} returns {result} language sql as $$ {body} $$")
+            connection.execute("create operator = (leftarg = text, rightarg = text, function = equal)")
+            connection.execute("create operator = (leftarg = int, rightarg = int2, function = equal)")
+            connection.execute("create operator + (leftarg = int8, rightarg = int, function = sum)")
+            connection.execute("create table dstl_new (k text, v bigint, gone bool, dstl_number bigint)")
+            connection.execute("grant all on dstl_new to public")
+        sink = PostgresSink(own.conninfo.replace(f"user={own.user}", "user=sink"), "t", key=("k",), delete_when="gone")
+        sink.check(columns, [slot])
+        for number, gone in enumerate((False, True, False)):
+            found = [{"k": "a", "v": number, "gone": gone}]
+            assert publish(sink, slot, number, pa.RecordBatch.from_pylist(found, schema=columns)) == 1
+        with psycopg.connect(own.conninfo) as connection:
+            assert connection.execute("select k, v from t").fetchall() == [("a", 2)]
+            assert connection.execute("select count(*) from dstl_new").fetchone() == (0,)
+            assert connection.execute("select who from called").fetchall() == []
+
+
+@pytest.mark.parametrize(
+    "url",
+    [
+        "postgresql://u:p@secret@host/db",
+        "postgresql://u:secret/p@host:5432/db",
+        "postgres://u:12/secret@host/db",
+        "postgresql://u:p@secret/x@host/db",
+    ],
+)
+def test_errors_tell_no_part_of_a_password_in_a_url(url: str) -> None:
+    """Its password ends at the first @ or /; the server's name in errors would be the rest of it."""
+    with pytest.raises(InvalidInputError, match="write %40 for @") as caught:
+        PostgresSink(url, "t")
+    assert "secret" not in str(caught.value)
+
+
+def test_text_with_an_at_sign_is_no_second_password() -> None:
+    """Only in a URL may it be the rest of a password."""
+    PostgresSink("host=h dbname=a@b password=p@q", "t")
+    PostgresSink("postgresql://u:p%40q@host/db", "t")
+
+
 def test_a_server_that_hangs_is_given_up(slot: Slot, monkeypatch: pytest.MonkeyPatch) -> None:
     """Its host still takes what is sent, so the session would wait for ever; a long statement is waited for."""
     monkeypatch.setattr(silence, "_LOOK_EVERY_S", 0.2)

@@ -44,6 +44,7 @@ from storage.model import ObjectInfo
 from storage.mounts import check_folder, check_mounted, mount_point_of
 from storage.object_store import (
     KEY_CHARS_MAX,
+    PROBE_FOLDER,
     ObjectData,
     buffers_of,
     check_range_size,
@@ -169,10 +170,10 @@ class LocalStore:
                 flush_opened(place)
         check_mounted(self._mount_point)
 
-    def check_writable(self) -> None:
+    def check_writable(self, folder: str = PROBE_FOLDER) -> None:
         """Check how the folder is mounted, and try all operations, hard links among them."""
         check_folder(self._base, _TEMPORARY_FOLDER)
-        probe(self, self._ids.unique_id())
+        probe(self, self._ids.unique_id(), folder)
 
     def close(self) -> None:
         """Do nothing: no file stays open between calls."""

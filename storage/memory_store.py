@@ -10,6 +10,7 @@ from storage.clock import Clock, IdSource, SystemClock, SystemIds
 from storage.errors import NotFoundError
 from storage.model import ObjectInfo
 from storage.object_store import (
+    PROBE_FOLDER,
     ObjectData,
     check_range_size,
     check_same,
@@ -86,9 +87,9 @@ class MemoryStore:
             for key in wanted:
                 self._objects.pop(key, None)
 
-    def check_writable(self) -> None:
+    def check_writable(self, folder: str = PROBE_FOLDER) -> None:
         """Try all operations."""
-        probe(self, self._ids.unique_id())
+        probe(self, self._ids.unique_id(), folder)
 
     def close(self) -> None:
         """Do nothing: the objects stay for the other users of the name."""

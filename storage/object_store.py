@@ -106,9 +106,12 @@ class ObjectStore(ObjectReader, Protocol):
     def delete(self, keys: Iterable[str]) -> None:
         """Delete objects; missing keys are ignored. After an error some may be deleted; repeat the call."""
 
-    def check_writable(self) -> None:
+    def check_writable(self, folder: str = PROBE_FOLDER) -> None:
         """
         Write, create conditionally, read and delete a probe object.
+
+        Args:
+            folder: The folder of the object.
 
         Raises:
             UnavailableError: An operation fails; names the remedy.
@@ -264,18 +267,19 @@ def check_same(key: str, data: ObjectData, found: bytes) -> None:
         raise ConflictError(f"object {key} exists with other bytes", key=key)
 
 
-def probe(store: ObjectStore, unique_id: str) -> None:
+def probe(store: ObjectStore, unique_id: str, folder: str = PROBE_FOLDER) -> None:
     """
     Try all operations that the project relies on: create, refuse to create again, read, replace, delete.
 
     Args:
         store: The store to try.
         unique_id: Name of the probe object, so that hosts which start together do not collide.
+        folder: The object's folder.
 
     Raises:
         UnavailableError: The store cannot be used; the message says why.
     """
-    key = f"{PROBE_FOLDER}/{unique_id}"
+    key = f"{folder}/{unique_id}"
     try:
         store.put(key, b"first", if_absent=True)
         _expect_refusal(store, key)

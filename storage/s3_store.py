@@ -23,6 +23,7 @@ from storage.clock import IdSource, SystemIds
 from storage.errors import DstlError, InternalError, InvalidInputError, UnavailableError
 from storage.model import ObjectInfo
 from storage.object_store import (
+    PROBE_FOLDER,
     ObjectData,
     buffers_of,
     check_range_size,
@@ -199,9 +200,9 @@ class S3Store:
                 if code not in ("NoSuchKey", "404"):
                     raise self._error("delete", str(failure.get("Key", "")), code, "500")
 
-    def check_writable(self) -> None:
+    def check_writable(self, folder: str = PROBE_FOLDER) -> None:
         """Try all operations, conditional PUT among them."""
-        probe(self, self._ids.unique_id())
+        probe(self, self._ids.unique_id(), folder)
 
     def close(self) -> None:
         """Close the connection pool."""

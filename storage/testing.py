@@ -16,7 +16,7 @@ from typing import Literal, TypeAlias, TypeVar
 
 from storage.errors import InvalidInputError, UnavailableError
 from storage.model import ObjectInfo
-from storage.object_store import ObjectData, ObjectStore, buffers_of
+from storage.object_store import PROBE_FOLDER, ObjectData, ObjectStore, buffers_of
 
 Operation: TypeAlias = Literal["put", "get", "get_range", "head", "list", "delete", "check_writable"]
 
@@ -138,9 +138,9 @@ class FaultyStore:
         wanted = tuple(keys)
         self._run("delete", wanted, lambda: self._inner.delete(wanted))
 
-    def check_writable(self) -> None:
+    def check_writable(self, folder: str = PROBE_FOLDER) -> None:
         """Pass the call on, unless a fault applies."""
-        self._run("check_writable", [""], self._inner.check_writable)
+        self._run("check_writable", [""], lambda: self._inner.check_writable(folder))
 
     def close(self) -> None:
         """Release all delayed calls, and close the inner store."""
@@ -267,10 +267,10 @@ class RecordingStore:
             self._record("delete", key)
         self._inner.delete(wanted)
 
-    def check_writable(self) -> None:
+    def check_writable(self, folder: str = PROBE_FOLDER) -> None:
         """Record the call and pass it on."""
         self._record("check_writable", "")
-        self._inner.check_writable()
+        self._inner.check_writable(folder)
 
     def close(self) -> None:
         """Close the inner store."""

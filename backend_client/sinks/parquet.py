@@ -38,13 +38,13 @@ from storage.errors import (
     UnavailableError,
 )
 from storage.leftovers import remove_leftovers
-from storage.local_store import LocalStore
-from storage.object_store import ObjectStore
+from storage.object_store import PROBE_FOLDER, ObjectStore
 from storage.open import open_store
 
 _SUFFIX = ".parquet"
 _HIDDEN = "_dstl"
 """Readers skip names that begin with an underscore."""
+_PROBES = f"{_HIDDEN}/{PROBE_FOLDER}"
 _LOOKS = 10
 _KEPT_ENTRIES = 16
 """Old entries are deleted in groups of this size: one request per entry would slow every publish down."""
@@ -81,16 +81,14 @@ class ParquetSink(Sink):
                 write(file, [], columns, "", self.compression)
         except (pa.ArrowException, ValueError, TypeError, OSError) as error:
             raise InvalidInputError(f"the result cannot be stored as Parquet: {error}") from error
-        # In the hidden folder: a reader that lists the other one must not find the probe.
-        with closing(open_store(f"{self.path.rstrip('/')}/{_HIDDEN}", **self.store_options)) as store:
+        with closing(open_store(self.path, **self.store_options)) as store:
             try:
-                store.check_writable()
+                store.check_writable(_PROBES)
             except DstlError as error:
                 raise UnavailableError(f"the sink's folder {self.path} cannot be written: {error}") from error
-            _remove_leftovers(store)
-        with closing(open_store(self.path, **self.store_options)) as store:
-            if isinstance(store, LocalStore):
-                _remove_leftovers(store)
+            # Of killed processes: files that were not whole yet, and probes. If that fails, they only stay.
+            with suppress(DstlError):
+                remove_leftovers(store, SystemClock(), _LEFT_MS, _PROBES)
 
     def open(self, slot: Slot) -> SlotPublisher:
         """Open a slot. The first of several publishers to put the next file wins; the others are fenced."""
@@ -295,7 +293,7 @@ class _ParquetPublisher(SlotPublisher):
     def _listed(self) -> int:
         """Return the highest number in a listing; -1 if there is none."""
         texts = (info.key.removeprefix(self._prefix).removesuffix(_SUFFIX) for info in self._store.list(self._prefix))
-        return max((int(text) for text in texts if text.isdigit()), default=-1)
+        return max((int(text) for text in texts if text.isdecimal()), default=-1)
 
     def _exists(self, number: int) -> bool:
         with suppress(NotFoundError):
@@ -312,12 +310,6 @@ def _check_names(columns: pa.Schema, slots: Sequence[Slot]) -> None:
         )
     if twice := list(same_names(list(columns))):
         raise InvalidInputError(f"columns {', '.join(twice)} are the same to Spark, which ignores case: rename one")
-
-
-def _remove_leftovers(store: ObjectStore) -> None:
-    """Delete what killed processes left: files that were not whole yet, and probes. If that fails, they only stay."""
-    with suppress(DstlError):
-        remove_leftovers(store, SystemClock(), _LEFT_MS)
 
 
 def _marker(store: ObjectStore, key: str) -> Marker:

@@ -7,7 +7,7 @@ from fnmatch import fnmatchcase
 
 from storage.errors import NotFoundError
 from storage.model import ObjectInfo
-from storage.object_store import ObjectData, ObjectStore
+from storage.object_store import PROBE_FOLDER, ObjectData, ObjectStore
 
 Step = Callable[[], object]
 
@@ -79,10 +79,10 @@ class PausingStore:
             self._reach("delete", key)
             self._inner.delete([key])
 
-    def check_writable(self) -> None:
+    def check_writable(self, folder: str = PROBE_FOLDER) -> None:
         """Forward the call when it is its turn."""
         self._reach("check_writable", "")
-        self._inner.check_writable()
+        self._inner.check_writable(folder)
 
     def close(self) -> None:
         """Do nothing: others use the store."""

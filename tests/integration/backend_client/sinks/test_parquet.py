@@ -283,20 +283,50 @@ def test_late_file_sets_no_marker_back(sink: ParquetSink, monkeypatch: pytest.Mo
 def test_check_deletes_what_killed_publishers_left(sink: ParquetSink, tmp_path: Path) -> None:
     """Files that were not whole yet would fill the disk, crash by crash; young ones may become whole."""
     sink.check(COLUMNS, [SLOT])
-    folders = [tmp_path / "out folder" / ".tmp", tmp_path / "out folder" / "_dstl" / ".tmp"]
-    for folder in folders:
-        for name, age_s in (("0" * 32, 25 * 3600), ("1" * 32, 23 * 3600)):
+    root = tmp_path / "out folder"
+    for folder, old, young in ((root / ".tmp", "0" * 32, "1" * 32), (root / "_dstl" / "probe", "a" * 32, "b" * 32)):
+        for name, age_s in ((old, 25 * 3600), (young, 23 * 3600)):
             (folder / name).write_bytes(b"PAR1")
             os.utime(folder / name, (time.time() - age_s,) * 2)
-    sink.check(COLUMNS, [SLOT])
-    assert [[path.name for path in folder.iterdir()] for folder in folders] == [["1" * 32]] * 2
+        sink.check(COLUMNS, [SLOT])
+        assert [path.name for path in folder.iterdir()] == [young]
 
 
-def test_the_check_is_not_seen(sink: ParquetSink, stores: list[CountingStore]) -> None:
+@pytest.mark.parametrize("sink", ["disk"], indirect=True)
+@pytest.mark.parametrize("linked", ["_dstl", "_dstl/probe", ".tmp"])
+def test_check_follows_no_link(sink: ParquetSink, tmp_path: Path, linked: str) -> None:
+    """Who may write to the folder cannot have the sink write or delete elsewhere."""
+    elsewhere, link = tmp_path / "elsewhere", tmp_path / "out folder" / linked
+    for folder in (elsewhere / ".tmp", elsewhere / "probe", link.parent):
+        folder.mkdir(parents=True, exist_ok=True)
+    files = [
+        elsewhere / "0123456789abcdef0123456789abcdef",
+        elsewhere / ".tmp" / ("0" * 32),
+        elsewhere / "probe" / ("a" * 32),
+    ]
+    for file in files:
+        file.write_bytes(b"of another program")
+        os.utime(file, (0, 0))
+    link.symlink_to(elsewhere)
+    with pytest.raises(UnavailableError, match="a link, which is not followed"):
+        sink.check(COLUMNS, [SLOT])
+    assert sorted(path for path in elsewhere.rglob("*") if path.is_file()) == sorted(files)
+
+
+def test_the_check_is_not_seen(sink: ParquetSink, monkeypatch: pytest.MonkeyPatch) -> None:
     """The check of the store writes only where readers do not look."""
+    kind, found = type(open_store(sink.path)), list[tuple[str, list[str]]]()
+    get = kind.get
+
+    def looked(store: ObjectStore, key: str) -> bytes:
+        found.append((key, names(sink)))
+        return get(store, key)
+
+    monkeypatch.setattr(kind, "get", looked)
     sink.check(COLUMNS, [SLOT])
-    assert stores[0].url.endswith("/out/_dstl") or stores[0].url.endswith("/out%20folder/_dstl")
-    assert stores[0].calls["check_writable"] == 1
+    assert found
+    assert all(key.startswith("_dstl/probe/") for key, _ in found)
+    assert [of_reader for _, of_reader in found] == [[]] * len(found)
     assert names(sink) == []
 
 

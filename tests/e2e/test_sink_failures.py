@@ -44,6 +44,8 @@ pytestmark = [pytest.mark.e2e, pytest.mark.timeout(300)]
 
 OUTAGE_S = float(os.environ.get("DSTL_KAFKA_OUTAGE_S", "0"))
 """How long a broker is away at least; 0: until the query has noticed it, with short time-outs."""
+OVERTAKEN_TRIES = 3
+"""On a busy machine a publisher that is overtaken may give up by its own time-out, before a broker's answer."""
 SHORT: dict[str, Any] = {} if OUTAGE_S else {"socket.timeout.ms": 1500, "transaction.timeout.ms": 5000}
 OPTIONS: dict[str, Any] = {
     "batch.size": 50_000,
@@ -202,20 +204,21 @@ def test_publisher_is_suspended_in_its_transaction(
         query.check()
         assert "transaction timed out at the broker" in suspended.refusal.read_text()
 
-        wait = suspended.order()
-        query.add("a", "b")
-        pid = wait()
-        job = JobSession.find(connect(query.backend.settings), query.backend.settings)
-        assert job is not None
-        for number in (0, 1):
-            other = sink.open(Slot(topic, job.job_uid, "output", number))
-            assert other.last_published() is not None
-            other.close()
-        os.kill(pid, signal.SIGCONT)
-        query.check()
-        # After its own time-out it does not wait for the broker's answer any more.
-        refusal = suspended.refusal.read_text()
-        assert "was opened by another publisher" in refusal or "Timed out waiting for operation" in refusal
+        refusals = list[str]()
+        while not any("was opened by another publisher" in refusal for refusal in refusals):
+            assert len(refusals) < OVERTAKEN_TRIES, refusals
+            wait = suspended.order()
+            query.add("a", "b")
+            pid = wait()
+            job = JobSession.find(connect(query.backend.settings), query.backend.settings)
+            assert job is not None
+            for number in (0, 1):
+                other = sink.open(Slot(topic, job.job_uid, "output", number))
+                assert other.last_published() is not None
+                other.close()
+            os.kill(pid, signal.SIGCONT)
+            query.check()
+            refusals.append(suspended.refusal.read_text())
 
 
 def test_disk_of_the_broker_is_full(start: Start, tmp_path: Path) -> None:

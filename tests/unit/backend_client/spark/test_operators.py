@@ -13,17 +13,7 @@ from backend_client.columnar import Aggregate
 from backend_client.spark.api.operators import OperatorInput, TransformOptions, columnar_operator, row_operator
 from backend_client.spark.query import Query
 from storage.errors import InvalidInputError
-
-
-class _Silent(StatefulProcessor):
-    def init(self, handle: Any) -> None:
-        pass
-
-    def handleInputRows(self, key: Any, rows: Any, timerValues: Any) -> Any:
-        return iter(())
-
-    def close(self) -> None:
-        pass
+from tests.support.processors import SilentProcessor
 
 
 def test_class_instead_of_processor_is_refused() -> None:
@@ -52,7 +42,7 @@ def test_argument_of_another_type_is_refused(schema: Any, mode: Any, time: Any, 
     given: Any = SimpleNamespace(check_name=lambda _: None)
 
     with pytest.raises(InvalidInputError, match=told):
-        row_operator(given, TransformOptions(_Silent(), schema, mode, time))
+        row_operator(given, TransformOptions(SilentProcessor(), schema, mode, time))
 
 
 def test_output_may_be_null_at_every_depth() -> None:
@@ -68,7 +58,7 @@ def test_output_may_be_null_at_every_depth() -> None:
     query = SimpleNamespace(steps=(), operators=())
     given: Any = SimpleNamespace(check_name=lambda _: None, schema=schema, key_columns=("k",), query=query)
 
-    operator = row_operator(given, TransformOptions(_Silent(), schema, "Update", "None"))
+    operator = row_operator(given, TransformOptions(SilentProcessor(), schema, "Update", "None"))
 
     inner = StructType([StructField("x", LongType())])
     fields = [("k", StringType()), ("s", inner), ("a", ArrayType(inner)), ("m", MapType(StringType(), inner))]
@@ -80,7 +70,7 @@ def test_event_time_without_a_watermark_causes_a_warning(caplog: pytest.LogCaptu
     for delay in ({}, {"spark.watermarkDelayMs": 5000}):
         schema = StructType([StructField("k", StringType()), StructField("at", TimestampType(), True, delay)])
         output = StructType([StructField("at", TimestampType())])
-        options = TransformOptions(_Silent(), output, "Update", "None", eventTimeColumnName="at")
+        options = TransformOptions(SilentProcessor(), output, "Update", "None", eventTimeColumnName="at")
         row_operator(OperatorInput(Query(None, (), (), None), schema, ("k",)), options)  # type: ignore[arg-type]
 
     [record] = caplog.records

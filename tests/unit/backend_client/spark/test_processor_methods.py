@@ -5,26 +5,15 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
-from pyspark.sql.streaming import StatefulProcessor
 
 from backend_client.spark.processor_methods import check_methods
 from backend_client.testing import StateTester
 from storage.errors import InvalidInputError
-
-
-class _Plain(StatefulProcessor):
-    def init(self, handle: Any) -> None:
-        pass
-
-    def handleInputRows(self, key: Any, rows: Any, timerValues: Any) -> Any:
-        return iter(())
-
-    def close(self) -> None:
-        pass
+from tests.support.processors import SilentProcessor
 
 
 def _with(*methods: str) -> Any:
-    return type("Made", (_Plain,), dict.fromkeys(methods, lambda *_: iter(())))()
+    return type("Made", (SilentProcessor,), dict.fromkeys(methods, lambda *_: iter(())))()
 
 
 @pytest.mark.parametrize(

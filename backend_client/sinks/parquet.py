@@ -25,6 +25,7 @@ from typing import Any, NamedTuple
 import pyarrow as pa
 import pyarrow.parquet as pq
 
+from backend_client.sinks.option_values import check_text
 from backend_client.sinks.parquet_files import MARKER, Written, same_names, temporary, write, written_records
 from backend_client.sinks.protocol import Marker, Sink, Slot, SlotPublisher
 from storage.clock import SystemClock
@@ -75,6 +76,8 @@ class ParquetSink(Sink):
 
     def check(self, columns: pa.Schema, slots: Sequence[Slot]) -> None:
         """Check that the folder can be written, the columns stored, and the files seen."""
+        check_text("path", self.path)
+        check_text("compression", self.compression)
         _check_names(columns, slots)
         try:
             with tempfile.TemporaryFile() as file:

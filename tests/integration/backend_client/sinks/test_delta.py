@@ -7,6 +7,7 @@ import math
 import os
 import shutil
 import socket
+import traceback
 from ast import literal_eval
 from collections.abc import Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
@@ -674,6 +675,8 @@ def test_errors_of_a_path_tell_no_credentials() -> None:
     """A path is refused that has some, and the error leaves them out."""
     with pytest.raises(InvalidInputError, match="without credentials, not 's3://…@bucket/a'"):
         DeltaSink("s3://key:secret@bucket/a")
+    with pytest.raises(InvalidInputError, match="without credentials, not 's3://…'"):
+        DeltaSink("s3://key:secret/bucket/a")
 
 
 @pytest.mark.parametrize(
@@ -682,6 +685,7 @@ def test_errors_of_a_path_tell_no_credentials() -> None:
         ("aws_endpoint_url", "http://u:s3cret@host:1"),
         ("ENDPOINT", "http://u:p/s3cret@host"),
         ("endpoint", "http://h?s3cret"),
+        ("endpoint_url", "s3cret"),
     ],
 )
 def test_errors_of_an_endpoint_tell_no_credentials(name: str, value: str) -> None:
@@ -689,6 +693,25 @@ def test_errors_of_an_endpoint_tell_no_credentials(name: str, value: str) -> Non
     with pytest.raises(InvalidInputError, match="without credentials and query") as caught:
         DeltaSink("s3://bucket/a", storage_options={"aws_access_key_id": "a", name: value})
     assert "s3cret" not in str(caught.value)
+
+
+def test_endpoint_of_the_environment_tells_no_credentials(monkeypatch: pytest.MonkeyPatch) -> None:
+    """With keys in the options, only the library looks at it."""
+    monkeypatch.setenv("AWS_ENDPOINT_URL", "http://u:s3cret@127.0.0.1:1")
+    with pytest.raises(InvalidInputError, match="AWS_ENDPOINT_URL in the environment must be") as caught:
+        DeltaSink("s3://bucket/a", storage_options={"aws_access_key_id": "a", "aws_secret_access_key": "b"})
+    assert "s3cret" not in str(caught.value)
+    DeltaSink("s3://bucket/a", storage_options={"aws_endpoint_url": "http://127.0.0.1:1"})
+
+
+@pytest.mark.parametrize("name", ["timeout", "aws_conditional_put", "max_retries", "aws_server_side_encryption"])
+def test_errors_tell_no_value_of_an_option(name: str) -> None:
+    """It may be a key, given to the wrong option; not even the cause tells it."""
+    options = {"aws_endpoint_url": "http://127.0.0.1:1", "aws_access_key_id": "a", "aws_secret_access_key": "b"}
+    sink = DeltaSink("s3://bucket/a", storage_options={**options, name: "s3cret"})
+    with pytest.raises(UnavailableError, match="cannot be read or written") as caught:
+        sink.check(COLUMNS, [SLOT])
+    assert "s3cret" not in "".join(traceback.format_exception(caught.value))
 
 
 def test_options_of_the_store_are_text() -> None:

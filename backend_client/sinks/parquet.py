@@ -53,6 +53,8 @@ _LEFT_MS = 24 * 60 * 60 * 1000
 """Unfinished files that are older, by this host's clock, are of processes that were killed."""
 _TAIL_BYTES = 64 << 10
 _FOOTER = struct.Struct("<I4s")
+_FOOTER_BYTES_MAX = 256 << 20
+"""More than files of 5 GiB with thousands of columns have. Whoever may write to the folder may name any length."""
 _MAGIC = b"PAR1"
 
 
@@ -320,7 +322,7 @@ def _marker(store: ObjectStore, key: str) -> Marker:
     size_bytes = store.head(key).size_bytes
     tail = store.get_range(key, max(0, size_bytes - _TAIL_BYTES), min(size_bytes, _TAIL_BYTES))
     length, magic = _FOOTER.unpack(tail[-_FOOTER.size :].rjust(_FOOTER.size, b"\0"))
-    if magic != _MAGIC or length + _FOOTER.size > size_bytes:
+    if magic != _MAGIC or length + _FOOTER.size > size_bytes or length > _FOOTER_BYTES_MAX:
         raise CorruptDataError(f"file {key} is not a Parquet file; only the sink may write there", object_key=key)
     if length + _FOOTER.size > len(tail):
         tail = store.get_range(key, size_bytes - length - _FOOTER.size, length + _FOOTER.size)

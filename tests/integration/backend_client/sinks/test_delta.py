@@ -466,6 +466,31 @@ def test_files_outside_the_table_are_not_opened(
 
 
 @on_disk
+@pytest.mark.parametrize(
+    "line",
+    [
+        pytest.param("", id="empty"),
+        '{"add": null, "txn": null}',
+        pytest.param(f'{{"commitInfo": {{"a": {"[" * 5000}{"]" * 5000}}}}}', id="deep"),
+        pytest.param(f'{{"commitInfo": {{"a": {"9" * 5000}}}}}', id="number"),
+        pytest.param(
+            '{"txn": {"appId": "dstl/out/uid/1", "version": 0}}\n'
+            '{"add": {"path": 5, "partitionValues": {}, "size": "1", "modificationTime": 1, "dataChange": true}}',
+            id="types",
+        ),
+    ],
+)
+def test_commits_of_others_stop_no_publisher(sink: DeltaSink, line: str) -> None:
+    """The library takes what other writers put there, so each publisher that opens the slot may see it."""
+    publish(sink, 0, 1)
+    commit = log(sink) / f"{sink.table().version() + 1:020d}.json"
+    commit.write_text(f'{{"commitInfo": {{"timestamp": 1}}}}\n{line}\n')
+    assert last(sink) == marker(0)
+    publish(sink, 1, 2)
+    assert last(sink) == marker(1)
+
+
+@on_disk
 def test_commit_that_a_lost_host_cut_off_is_not_published(sink: DeltaSink) -> None:
     """Its file was not on the disk; where others have removed the file from the table, that is no loss."""
     publish(sink, 0, 1)
@@ -503,12 +528,15 @@ def test_a_table_that_is_made_anew_is_another_one(
 
 @on_disk
 @pytest.mark.parametrize("end", ["\u2028", "\u2029", "\x85", "\r\n"])
-def test_text_with_ends_of_lines(sink: DeltaSink, end: str) -> None:
+def test_text_with_ends_of_lines(sink: DeltaSink, end: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """A commit has such text as it is, in its statistics; the sink's own look at it takes none for a line's end."""
+    flushed = list[str]()
+    monkeypatch.setattr(os, "fsync", lambda descriptor: flushed.append(os.readlink(f"/proc/self/fd/{descriptor}")))
     for number in (0, 1):
         rows = pa.record_batch({"k": [f"a{end}b"], "v": [number]}, schema=COLUMNS)
         sink.open(SLOT).publish([rows], marker(number))
     assert (last(sink), seen(sink)) == (marker(1), [0, 1])
+    assert {str(file) for file in Path(sink.location).glob("*.parquet")} <= {*flushed}
 
 
 @on_disk

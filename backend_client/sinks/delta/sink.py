@@ -40,7 +40,6 @@ from backend_client.sinks.delta.flushing import flush, flush_newest
 from backend_client.sinks.delta.markers import check_retention, stored_marker, transactions
 from backend_client.sinks.delta.statistics import check_values, statistics_of, without_floats
 from backend_client.sinks.delta.storage_options import endpoint_of, told
-from backend_client.sinks.option_values import check_text
 from backend_client.sinks.protocol import Marker, Sink, Slot, SlotPublisher
 from backend_client.sinks.temporary_files import room_for_records
 from storage.errors import DstlError, FencedError, InvalidInputError, UnavailableError
@@ -85,11 +84,15 @@ class DeltaSink(Sink):
         columns: object = self.partition_by
         if isinstance(columns, str):
             raise InvalidInputError(f"partition_by must be a tuple of columns, such as ({columns!r},)")
-        check_text("path", self.path)
-        if not _names_a_folder(self.path):
+        if not (isinstance(self.path, str) and _names_a_folder(self.path)):
+            given = (
+                repr(re.sub("//(?:.*(?=@)|[^/]*:.*)", "//…", self.path))
+                if isinstance(self.path, str)
+                else "another type"
+            )
             raise InvalidInputError(
                 "path must be s3://bucket/folder or file:///folder, with % and two digits for #, ? and %, and without "
-                f"credentials, not {re.sub('//(?:.*(?=@)|[^/]*:.*)', '//…', self.path)!r}"
+                f"credentials, not {given}"
             )
         if self.is_local and (found := _UNUSABLE.search(self.location)):
             raise InvalidInputError(

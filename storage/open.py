@@ -29,7 +29,8 @@ def open_store(url: str, **options: Any) -> ObjectStore:
         UnavailableError: The folder of a `file` URL cannot be made.
     """
     parts = urlsplit(url)
-    if parts.query or parts.fragment or "@" in parts.netloc:
+    # A password with a / ends the place of the bucket, which would be the user's name.
+    if parts.query or parts.fragment or "@" in parts.netloc or (parts.scheme == "s3" and ":" in parts.netloc):
         raise InvalidInputError(f"a store URL must not have a query, fragment or credentials; use {_KNOWN}")
     if parts.scheme == "file" and parts.netloc in ("", "localhost") and parts.path.startswith("/"):
         return _call(LocalStore, (unquote(parts.path),), options)
@@ -37,6 +38,8 @@ def open_store(url: str, **options: Any) -> ObjectStore:
         return _call(_s3_store_class(), (parts.netloc, parts.path.strip("/")), options)
     if parts.scheme == "memory" and parts.netloc and not parts.path.strip("/"):
         return _call(shared_memory_store, (parts.netloc,), options)
+    if "@" in url:
+        raise InvalidInputError(f"unknown store URL, which may have credentials; use {_KNOWN}")
     raise InvalidInputError(f"unknown store URL {url!r}; use {_KNOWN}{did_you_mean(url)}")
 
 

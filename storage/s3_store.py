@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import base64
 import os
+import re
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import closing, contextmanager, suppress
 from itertools import islice
@@ -44,6 +45,13 @@ _KEYS_PER_DELETE_MAX = 1000
 _CUSTOMER_KEY_BYTES = 32
 _STREAMED_BYTES_MIN = 2**20
 _ENDPOINT_VARIABLES = ("AWS_ENDPOINT_URL_S3", "AWS_ENDPOINT_URL")
+
+_ENDPOINT = re.compile(r"https?://[^\s@?#]+")
+_NO_ENDPOINT = (
+    "the endpoint must not contain credentials or a query: it is http(s)://host:port; use boto3's default chain for "
+    "credentials"
+)
+_STYLES = ("path", "virtual", "auto")
 
 _REFUSED = ("409", "412")
 _OPEN = "open"
@@ -115,7 +123,8 @@ class S3Store:
         self._ids = ids or SystemIds()
         self._attempts_max = attempts_max
         self._customer_key, self._encryption = _encryption(sse, sse_kms_key_id, sse_customer_key_file)
-        own_endpoint = endpoint_url or any(os.environ.get(name) for name in _ENDPOINT_VARIABLES)
+        own_endpoint = endpoint_url or next(filter(None, map(os.environ.get, _ENDPOINT_VARIABLES)), None)
+        _check_options(own_endpoint, addressing_style)
         s3_options: Any = {
             "addressing_style": addressing_style or ("path" if own_endpoint else "auto"),
             # The signature covers the CRC of the body, as in botocore over TLS. Over plain HTTP botocore would also
@@ -135,8 +144,7 @@ class S3Store:
             self._client: Any = session.client(
                 "s3", endpoint_url=endpoint_url, config=config, verify=None if ca_file is None else os.fspath(ca_file)
             )
-        if "@" in self._client.meta.endpoint_url:  # which boto3 also takes from the environment, and errors name
-            raise InvalidInputError("the endpoint must not contain credentials; use boto3's default chain for them")
+        _check_options(self._client.meta.endpoint_url, None)  # which boto3 also takes from its files
 
     def __repr__(self) -> str:
         return f"S3Store({self.url!r})"
@@ -285,6 +293,8 @@ class S3Store:
             # botocore checks endpoint URLs with bare ValueErrors.
             if isinstance(error, DstlError):
                 raise
+            if verb == _OPEN:  # the error quotes what is no endpoint
+                raise InvalidInputError(f"cannot open {self.url}: {_NO_ENDPOINT}") from None
             raise InvalidInputError(f"cannot {verb} {self.url}: {error}") from error
 
     def _check_answer(self, verb: str, key: str, answer: Mapping[str, Any], field: str) -> None:
@@ -296,6 +306,18 @@ class S3Store:
         error_class, advice = meaning(verb, code, status)
         message = f"cannot {verb} {key or self.url}: {advice}"
         return error_class(message, key=key, store=self.url, code=code, status=status)
+
+
+def _check_options(endpoint: str | None, addressing_style: str | None) -> None:
+    """
+    Raise `InvalidInputError` for an endpoint or a style that is none, without the value: it may be a secret.
+
+    Errors name the endpoint, so it must have no part in which secrets are passed.
+    """
+    if endpoint and _ENDPOINT.fullmatch(endpoint) is None:
+        raise InvalidInputError(_NO_ENDPOINT)
+    if addressing_style not in (None, *_STYLES):
+        raise InvalidInputError(f"addressing_style of an S3 store must be one of {', '.join(_STYLES)}")
 
 
 def _encryption(
@@ -322,7 +344,6 @@ def _customer_key(path: os.PathLike[str]) -> dict[str, Any]:
     except (OSError, ValueError):
         key = b""
     if len(key) != _CUSTOMER_KEY_BYTES:
-        raise InvalidInputError(
-            f"sse_customer_key_file {os.fspath(path)} must contain a key of {_CUSTOMER_KEY_BYTES} bytes in base64"
-        )
+        place = os.fspath(path) if os.path.exists(path) else "names no file that can be read; it"  # maybe it is the key
+        raise InvalidInputError(f"sse_customer_key_file {place} must contain a key of 32 bytes in base64")
     return {"SSECustomerAlgorithm": "AES256", "SSECustomerKey": key}

@@ -10,6 +10,7 @@ import re
 from collections.abc import Mapping
 from typing import Any
 
+from backend_client.sinks.option_values import check_text, without_values
 from storage.errors import InvalidInputError
 
 _JAAS = re.compile(r"""(\w+)\s*=\s*(?:"((?:[^"\\]|\\.)*)"|'([^']*)')""")
@@ -35,6 +36,10 @@ _OF_CONNECTION = (
     *("security.", "sasl.", "ssl.", "enable.sasl.", "enable.ssl.", "https.", "oauth_cb"),
     *("socket.", "client.", "debug", "broker.address.family"),
 )
+_NUMBERS = ("transaction.timeout.ms", "socket.timeout.ms", "batch.size")
+"""Options that the sink computes with."""
+_TOLD = ("bootstrap.servers", ".location", "client.id", "sasl.username")
+"""Ends of the options whose values are names and places."""
 _DEFAULTS: dict[str, Any] = {
     "partitioner": "murmur2_random",  # Java's default: other producers put a key into the same partition
     "linger.ms": 5,
@@ -50,10 +55,14 @@ _DEFAULTS: dict[str, Any] = {
 
 def check_names(servers: Any, topic: Any, marker_topic: Any) -> None:
     """Raise `InvalidInputError` if addresses are no text, or a topic cannot have such a name; None names no topic."""
-    if not isinstance(servers, str) or not servers:
-        raise InvalidInputError(f"KafkaSink takes the brokers' addresses as 'host:port,host:port', got {servers!r}")
+    check_text("servers of KafkaSink", servers)
+    if not servers:
+        raise InvalidInputError("KafkaSink takes the brokers' addresses as 'host:port,host:port'")
     for what, name in (("topic", topic), ("marker_topic", marker_topic)):
-        if name is not None and not (isinstance(name, str) and _TOPIC.fullmatch(name)):
+        if name is None:
+            continue
+        check_text(f"{what} of KafkaSink", name)
+        if not _TOPIC.fullmatch(name):
             raise InvalidInputError(
                 f"no topic of Kafka has the name {name!r} ({what} of KafkaSink): 1-249 characters of [A-Za-z0-9._-]"
             )
@@ -69,6 +78,9 @@ def producer_options(servers: str, options: Mapping[str, Any]) -> dict[str, Any]
     for name in _SET_BY_SINK:
         if name in options:
             raise InvalidInputError(f"the Kafka sink sets {name} itself; leave it out")
+    for name in _NUMBERS:
+        if re.fullmatch("[0-9]{1,10}", str(options.get(name, 0))) is None:
+            raise InvalidInputError(f"the option {name} of the Kafka sink must be a whole number")
     return {**_DEFAULTS, "bootstrap.servers": servers, **options}
 
 
@@ -77,6 +89,12 @@ def connection_options(servers: str, options: Mapping[str, Any]) -> dict[str, An
     chosen = {name: value for name, value in options.items() if name.startswith(_OF_CONNECTION)}
     times = {name: value for name, value in _DEFAULTS.items() if name.startswith(("socket.", "log_level"))}
     return {**times, "bootstrap.servers": servers, **chosen}
+
+
+def refused(what: str, error: Exception, options: Mapping[str, Any]) -> InvalidInputError:
+    """Return the error for options that librdkafka refuses, without their values; it has no cause that tells them."""
+    told = without_values(str(error), options, is_told=lambda name: name.endswith(_TOLD))
+    return InvalidInputError(f"the options of {what} are refused: {told}")
 
 
 def from_spark(options: Mapping[str, str]) -> tuple[str, str | None, dict[str, Any]]:

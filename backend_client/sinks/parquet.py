@@ -25,6 +25,7 @@ from typing import Any, NamedTuple
 import pyarrow as pa
 import pyarrow.parquet as pq
 
+from backend_client.sinks.option_values import check_text
 from backend_client.sinks.parquet_files import MARKER, Written, same_names, temporary, write, written_records
 from backend_client.sinks.protocol import Marker, Sink, Slot, SlotPublisher
 from storage.clock import SystemClock
@@ -52,6 +53,8 @@ _LEFT_MS = 24 * 60 * 60 * 1000
 """Unfinished files that are older, by this host's clock, are of processes that were killed."""
 _TAIL_BYTES = 64 << 10
 _FOOTER = struct.Struct("<I4s")
+_FOOTER_BYTES_MAX = 256 << 20
+"""More than files of 5 GiB with thousands of columns have. Whoever may write to the folder may name any length."""
 _MAGIC = b"PAR1"
 
 
@@ -75,6 +78,8 @@ class ParquetSink(Sink):
 
     def check(self, columns: pa.Schema, slots: Sequence[Slot]) -> None:
         """Check that the folder can be written, the columns stored, and the files seen."""
+        check_text("path", self.path)
+        check_text("compression", self.compression)
         _check_names(columns, slots)
         try:
             with tempfile.TemporaryFile() as file:
@@ -317,7 +322,7 @@ def _marker(store: ObjectStore, key: str) -> Marker:
     size_bytes = store.head(key).size_bytes
     tail = store.get_range(key, max(0, size_bytes - _TAIL_BYTES), min(size_bytes, _TAIL_BYTES))
     length, magic = _FOOTER.unpack(tail[-_FOOTER.size :].rjust(_FOOTER.size, b"\0"))
-    if magic != _MAGIC or length + _FOOTER.size > size_bytes:
+    if magic != _MAGIC or length + _FOOTER.size > size_bytes or length > _FOOTER_BYTES_MAX:
         raise CorruptDataError(f"file {key} is not a Parquet file; only the sink may write there", object_key=key)
     if length + _FOOTER.size > len(tail):
         tail = store.get_range(key, size_bytes - length - _FOOTER.size, length + _FOOTER.size)

@@ -23,6 +23,8 @@ from storage.errors import InvalidInputError
 
 _BRANCHES_MAX = 20
 """A rewind to a checkpoint of an older branch may publish again what that branch had published."""
+MARKER_CHARS_MAX = 1_000
+"""A longer text is no marker. Whoever may write to the system may put any text in the place of one."""
 _PAIR = "[0-9]{1,18}:[0-9]{1,18}"
 _MARKER = re.compile(rf"([0-9A-Za-z_-]{{1,64}}) ([0-9]{{1,5}}) (\S{{1,200}})(?: ({_PAIR}(?:,{_PAIR})*))?")
 
@@ -137,7 +139,7 @@ class Marker:
         Raises:
             InvalidInputError: The text has another form.
         """
-        match = _MARKER.fullmatch(text)
+        match = _MARKER.fullmatch(text) if len(text) <= MARKER_CHARS_MAX else None
         if match is None:
             raise InvalidInputError(f"{text[:100]!r} is not a marker; the form is <job uid> <slot> <checkpoint>")
         pairs = (pair.split(":") for pair in (match[4] or "").split(",") if pair)

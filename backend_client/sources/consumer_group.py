@@ -16,8 +16,9 @@ from confluent_kafka import Consumer, ConsumerGroupTopicPartitions, KafkaError, 
 from confluent_kafka.admin import AdminClient
 
 from backend_client.sinks.kafka.errors import ConnectionErrors
+from backend_client.sinks.kafka_options import refused
 from backend_client.sources.kafka_positions import Positions
-from storage.errors import ConflictError, InvalidInputError, UnavailableError
+from storage.errors import ConflictError, UnavailableError
 
 _TIMEOUT_S = 10.0
 _MEMBERS = "it has active members: name a group that no consumer uses"
@@ -57,7 +58,7 @@ class ConsumerGroup:
         try:
             self._admin = AdminClient(self._connection)
         except (KafkaException, TypeError, ValueError) as error:
-            raise InvalidInputError(f"the options of consumer group {name!r} are refused: {error}") from error
+            raise refused(f"consumer group {name!r}", error, connection) from None
 
     def commit(self, positions: Positions, checkpoint_id: int) -> None:
         """

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 import time
 from contextlib import suppress
@@ -15,6 +14,7 @@ from deltalake import DeltaTable
 from backend_client.sinks.delta.markers import is_of_slot
 from backend_client.sinks.protocol import Slot
 from storage.errors import UnavailableError
+from storage.stored_json import parse_json
 
 _FLUSHED_AFTER_S = 6 * 3600.0
 """Older files are on the disk: systems write them after half a minute, and clocks may be hours apart."""
@@ -74,8 +74,13 @@ def _commit_file(folder: Path, version: int) -> Path:
 
 
 def _actions(commit: Path) -> list[dict[str, Any]]:
+    """Return the actions of a commit; without what the library takes from other writers, and never writes itself."""
+    found = []
     # Bytes are split at line ends only; text would also be split within values, since U+2028 stands for itself in JSON.
-    return [json.loads(line) for line in commit.read_bytes().splitlines()]
+    for line in commit.read_bytes().splitlines():
+        with suppress(ValueError):  # it is empty, nested too deeply, or has a number of thousands of digits
+            found.append(parse_json(line))
+    return [action for action in found if isinstance(action, dict)]
 
 
 def _added(folder: Path, actions: list[dict[str, Any]]) -> list[tuple[Path, int]]:
@@ -84,9 +89,10 @@ def _added(folder: Path, actions: list[dict[str, Any]]) -> list[tuple[Path, int]
 
     Whoever may write to the table may write a commit with the sink's marker, and any paths.
     """
-    added = [action["add"] for action in actions if "add" in action]
-    found = [(folder / unquote(each["path"]), each["size"]) for each in added]
-    return [(file, size) for file, size in found if _is_file_within(folder, file)]
+    added = [action["add"] for action in actions if isinstance(action.get("add"), dict)]
+    found = [(each.get("path"), each.get("size")) for each in added]
+    files = [(folder / unquote(path), size) for path, size in found if isinstance(path, str) and isinstance(size, int)]
+    return [(file, size) for file, size in files if _is_file_within(folder, file)]
 
 
 def _is_file_within(folder: Path, file: Path) -> bool:

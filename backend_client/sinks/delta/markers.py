@@ -12,7 +12,7 @@ from typing import Any
 
 from deltalake import DeltaTable
 
-from backend_client.sinks.protocol import Marker, Slot
+from backend_client.sinks.protocol import MARKER_CHARS_MAX, Marker, Slot
 from storage.errors import CorruptDataError, InvalidInputError, UnavailableError
 
 _RETENTION = "delta.setTransactionRetentionDuration"
@@ -56,7 +56,7 @@ def stored_marker(table: DeltaTable, slot: Slot) -> Marker | None:
         return None
     data = b""
     with suppress(InvalidInputError, OverflowError, UnicodeDecodeError):
-        while not data.endswith(_END):
+        while not data.endswith(_END) and len(data) <= MARKER_CHARS_MAX:
             data += _part(table, f"{name}/{len(data) // _NUMBER_BYTES}")
         marker = Marker.parse(f"{slot.job_uid} {slot.number} {data.rstrip(_END).decode('ascii')}")
         if marker.checkpoint.id == checkpoint_id:
@@ -69,7 +69,8 @@ def stored_marker(table: DeltaTable, slot: Slot) -> Marker | None:
 
 def is_of_slot(actions: Iterable[Mapping[str, Any]], slot: Slot) -> bool:
     """Return whether a commit with these actions has a slot's marker."""
-    return any(action["txn"]["appId"] == _name(slot) for action in actions if "txn" in action)
+    found = [action.get("txn") for action in actions]
+    return any(isinstance(each, Mapping) and each.get("appId") == _name(slot) for each in found)
 
 
 def _part(table: DeltaTable, name: str) -> bytes:

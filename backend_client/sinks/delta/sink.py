@@ -17,7 +17,7 @@ import re
 import tempfile
 import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from contextlib import closing, contextmanager
+from contextlib import closing
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import IO, Literal, cast, get_args
@@ -39,6 +39,7 @@ from backend_client.sinks.delta.constraints import check_lengths
 from backend_client.sinks.delta.flushing import flush, flush_newest
 from backend_client.sinks.delta.markers import check_retention, stored_marker, transactions
 from backend_client.sinks.delta.statistics import check_values, statistics_of, without_floats
+from backend_client.sinks.delta.storage_options import endpoint_of, told
 from backend_client.sinks.protocol import Marker, Sink, Slot, SlotPublisher
 from backend_client.sinks.temporary_files import room_for_records
 from storage.errors import DstlError, FencedError, InvalidInputError, UnavailableError
@@ -57,7 +58,6 @@ _UNUSABLE = re.compile(r"%[0-9A-Fa-f]{2}|[\[\]^|\\\x00-\x1f\x7f]")
 """With these in a folder's name the library makes empty commits, but panics, or uses another folder, to write files."""
 _LOOKED_AGAIN_AFTER_S = 10.0
 """A look costs some requests, which a publish that is quick does without."""
-_ENDPOINT_NAMES = ("aws_endpoint_url_s3", "aws_endpoint_url", "endpoint_url", "aws_endpoint", "endpoint")
 _SECRETS = ("aws_access_key_id", "access_key_id", "aws_session_token", "token")
 
 
@@ -85,9 +85,14 @@ class DeltaSink(Sink):
         if isinstance(columns, str):
             raise InvalidInputError(f"partition_by must be a tuple of columns, such as ({columns!r},)")
         if not (isinstance(self.path, str) and _names_a_folder(self.path)):
+            given = (
+                repr(re.sub("//(?:.*(?=@)|[^/]*:.*)", "//…", self.path))
+                if isinstance(self.path, str)
+                else "another type"
+            )
             raise InvalidInputError(
                 "path must be s3://bucket/folder or file:///folder, with % and two digits for #, ? and %, and without "
-                f"credentials, not {re.sub('//.*@', '//…@', str(self.path))!r}"
+                f"credentials, not {given}"
             )
         if self.is_local and (found := _UNUSABLE.search(self.location)):
             raise InvalidInputError(
@@ -96,12 +101,8 @@ class DeltaSink(Sink):
         for name, value in self.storage_options.items():
             if not isinstance(value, str):
                 raise InvalidInputError(f"storage_options has {name!r} with a {type(value).__name__}: use text")
-            # The library quotes the endpoint in its errors.
-            if name.lower() in _ENDPOINT_NAMES and re.search("[@?#]", value):
-                raise InvalidInputError(
-                    f"{name} of storage_options must be http(s)://host:port, without credentials and query: give keys "
-                    "in the environment of the executors, or as aws_access_key_id and aws_secret_access_key"
-                )
+        if not self.is_local:
+            endpoint_of(self.storage_options)
         if str(self.compression).upper() not in get_args(_Compression):
             known = ", ".join(get_args(_Compression)).lower()
             raise InvalidInputError(f"compression {self.compression!r} is unknown; use one of {known}")
@@ -110,7 +111,7 @@ class DeltaSink(Sink):
         """Create the table, or check that it takes the columns; make an empty commit, which needs all rights."""
         wanted = column_types(columns, self.partition_by)
         self._check_conditional_puts()
-        with _told(self.path):
+        with told(self.path, self.storage_options):
             table = self._opened(wanted)
             added = check_table(table, self.path, wanted, self.partition_by, merge=self.merge_schema)
             if added:
@@ -120,7 +121,7 @@ class DeltaSink(Sink):
 
     def open(self, slot: Slot) -> SlotPublisher:
         """Open a slot. Of several publishers the first one to commit wins; the others are fenced."""
-        with _told(self.path):
+        with told(self.path, self.storage_options):
             return _DeltaPublisher(self, slot)
 
     def table(self) -> DeltaTable:
@@ -143,15 +144,10 @@ class DeltaSink(Sink):
         if self.is_local:
             return dict(self.storage_options)
         options = {"aws_conditional_put": "etag", **self.storage_options}
-        if endpoint := self._endpoint():
+        if endpoint := endpoint_of(self.storage_options):
             options.setdefault("aws_endpoint_url", endpoint)
             options.setdefault("aws_allow_http", str(endpoint.startswith("http://")).lower())
         return options
-
-    def _endpoint(self) -> str | None:
-        given = {name.lower(): value for name, value in self.storage_options.items()}
-        found = [given.get(name) for name in _ENDPOINT_NAMES] + [os.environ.get(n.upper()) for n in _ENDPOINT_NAMES[:2]]
-        return next(filter(None, found), None)
 
     def _opened(self, columns: pa.Schema) -> DeltaTable:
         """Load the table, which is created if it is missing."""
@@ -177,7 +173,7 @@ class DeltaSink(Sink):
         """Check that the store of an S3 table refuses to overwrite: without that, commits would replace each other."""
         if self.is_local or any(name.lower() in _SECRETS for name in self.storage_options):
             return
-        endpoint = self._endpoint()
+        endpoint = endpoint_of(self.storage_options)
         # In a hidden folder: readers skip names that begin with an underscore.
         options = {"endpoint_url": endpoint} if endpoint else {}
         with closing(open_store(f"{self.path.rstrip('/')}/_dstl", **options)) as store:
@@ -209,7 +205,7 @@ class _DeltaPublisher(SlotPublisher):
         with tempfile.TemporaryFile() as file:
             rows, size_bytes = _spool(file, self._conformed(records, schema), schema)
             try:
-                with _told(self._sink.path):
+                with told(self._sink.path, self._sink.storage_options):
                     if time.time() - self._opened_s > _LOOKED_AGAIN_AFTER_S:
                         self._check_same(self._sink.table())
                     self._commit(file if rows else None, marker, _rows_per_group(rows, size_bytes))
@@ -289,7 +285,7 @@ class _DeltaPublisher(SlotPublisher):
             )
 
     def _check_not_overtaken(self) -> None:
-        with _told(self._sink.path):
+        with told(self._sink.path, self._sink.storage_options):
             if stored_marker(self._sink.table(), self._slot) != self._last:
                 raise self._fenced()
 
@@ -305,16 +301,6 @@ def _names_a_folder(path: str) -> bool:
     if parts.scheme == "s3":  # with a : it is a user, whose password has a /
         return bool(parts.netloc) and ":" not in parts.netloc
     return parts.scheme == "file" and parts.netloc in ("", "localhost") and parts.path.startswith("/")
-
-
-@contextmanager
-def _told(path: str) -> Iterator[None]:
-    """Turn errors of the library into those of the protocol; previews of rows are left out."""
-    try:
-        yield
-    except (DeltaError, OSError) as error:
-        text = " ".join(str(error).partition("\nPreview")[0].split())
-        raise UnavailableError(f"table {path} cannot be read or written: {text[:500]}") from error
 
 
 def _commit_nothing(

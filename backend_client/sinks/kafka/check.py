@@ -12,6 +12,7 @@ from confluent_kafka.admin import AclOperation, AdminClient, ConfigResource  # t
 
 from backend_client.sinks.kafka.errors import ADVICE, TIMEOUT_LIMIT, ConnectionErrors
 from backend_client.sinks.kafka.markers import partitions_of, replicas_of
+from backend_client.sinks.kafka_options import refused
 from storage.errors import InvalidInputError, UnavailableError
 
 _TIMEOUT_S = 20.0
@@ -36,7 +37,7 @@ class ClusterCheck:
             options: dict[str, Any] = {**connection, "error_cb": self._errors}
             self._admin = AdminClient(options)
         except (KafkaException, TypeError, ValueError) as error:
-            raise InvalidInputError(f"the options of the Kafka sink are refused: {error}") from error
+            raise refused("the Kafka sink", error, connection) from None
 
     def transactions(self) -> None:
         """

@@ -20,7 +20,7 @@ from confluent_kafka import KafkaError, KafkaException, Message, Producer
 from backend_client.sinks.kafka.check import ClusterCheck
 from backend_client.sinks.kafka.errors import ADVICE, FENCED, PURGED, ConnectionErrors, fatal_cause, fatal_errors
 from backend_client.sinks.kafka.markers import Newest, ensure_topic, newest_marker
-from backend_client.sinks.kafka_options import check_names, connection_options, from_spark, producer_options
+from backend_client.sinks.kafka_options import check_names, connection_options, from_spark, producer_options, refused
 from backend_client.sinks.protocol import Marker, Sink, Slot, SlotPublisher
 from storage.errors import FencedError, InvalidInputError, UnavailableError
 
@@ -78,7 +78,10 @@ class KafkaSink(Sink):
 
     def open(self, slot: Slot) -> SlotPublisher:
         """Open a slot; the brokers abort its previous publisher's open transaction, and refuse that publisher."""
-        return self._open(slot, f"{_transactional_prefix(slot)}-{slot.number}")
+        try:
+            return self._open(slot, f"{_transactional_prefix(slot)}-{slot.number}")
+        except InvalidInputError as error:  # the check took them: what they name is missing on this host
+            raise UnavailableError(f"on this host {error}") from error
 
     def _open(self, slot: Slot, transactional_id: str) -> _KafkaPublisher:
         options = {**producer_options(self.servers, self.options), "transactional.id": transactional_id}
@@ -86,10 +89,7 @@ class KafkaSink(Sink):
 
     def _check_transactional_id(self, slot: Slot) -> None:
         """Open a producer with an id of its own: a slot's would fence the query that may still run."""
-        try:
-            self._open(slot, f"{_transactional_prefix(slot)}-check").close()
-        except (KafkaException, TypeError, ValueError) as error:
-            raise InvalidInputError(f"the options of the Kafka sink are refused: {error}") from error
+        self._open(slot, f"{_transactional_prefix(slot)}-check").close()
 
     def _marker_topic(self, slot: Slot) -> str:
         return self.marker_topic or f"{slot.job}.{slot.sink}.markers"
@@ -108,7 +108,10 @@ class _KafkaPublisher(SlotPublisher):
         self._timeout_s = 2 * float(options["socket.timeout.ms"]) / 1000
         self._transaction_s = float(options["transaction.timeout.ms"]) / 1000
         callbacks = {"on_delivery": self._delivered, "error_cb": self._connection_errors}
-        self._producer = Producer({**options, **callbacks})
+        try:
+            self._producer = Producer({**options, **callbacks})
+        except (KafkaException, TypeError, ValueError) as error:
+            raise refused("the Kafka sink", error, options) from None
         try:
             self._connect()
             self._producer.init_transactions(self._timeout_s)

@@ -65,16 +65,14 @@ select array(select a.attname::text from unnest((i.indkey::int2[])[0:i.indnkeyat
 from pg_index i
 where i.indrelid = %s::oid and i.indisunique and i.indisvalid and i.indpred is null and i.indexprs is null
 """
-# A superuser is a member of every role.
-_MARKERS = """
-select c.relkind::text, c.relpersistence::text, pg_get_userbyid(c.relowner)::text,
-  c.relowner in (n.nspowner, d.datdba) or o.rolsuper or pg_get_userbyid(c.relowner) = current_user
-    or (pg_has_role(c.relowner, 'member') and not current_setting('is_superuser')::bool),
-  array(select p from unnest(array['select', 'insert', 'update']) p where not has_table_privilege(c.oid, p))
-from pg_class c join pg_namespace n on n.oid = c.relnamespace join pg_roles o on o.oid = c.relowner
-join pg_database d on d.datname = current_database() where c.oid = %s::oid
-"""
 _TABLES = ("r", "p")  # plain and partitioned ones
+# By default names are first looked for in a schema of the user's name, which whoever may create schemas could make.
+_STRANGER = """
+select s.rolname::text from pg_class c join pg_namespace n on n.oid = c.relnamespace
+join pg_roles s on s.oid = n.nspowner join pg_database d on d.datname = current_database()
+where c.oid = %s::oid and n.nspname = current_user and n.nspowner <> d.datdba and s.rolname <> current_user
+  and not s.rolsuper and (current_setting('is_superuser')::bool or not pg_has_role(n.nspowner, 'member'))
+"""
 _PARTITIONS = """
 select c.oid::regclass::text, c.relkind::text, c.relpersistence::text
 from pg_partition_tree(%s::oid) p join pg_class c on c.oid = p.relid where p.isleaf
@@ -121,8 +119,9 @@ def check_table(
             raise InvalidInputError(
                 f"table {name} does not exist; create it with the columns {_typed(columns, wanted)}"
             )
+        check_schema(connection, oid, name)
         kind, persistence, has_row_security, may_use_temporary, may_delete = found
-        _check_is_kept(connection, oid, name, kind, persistence)
+        check_is_kept(connection, oid, name, kind, persistence)
         _check_row_security(name, applies=has_row_security)
         there = _columns(connection, oid)
         _check_columns(name, there, columns, wanted)
@@ -173,9 +172,10 @@ def check_still_fits(
             found = connection.execute(_FIND, [oid]).fetchone()
             if oid is None or found is None:
                 raise UnavailableError(f"table {name} no longer exists: create it again")
+            check_schema(connection, oid, name)
             kind, persistence, has_row_security, *_ = found
             _check_row_security(name, applies=has_row_security)
-            _check_is_kept(connection, oid, name, kind, persistence)
+            check_is_kept(connection, oid, name, kind, persistence)
             wanted = [column for column in columns.names if column != delete_when]
             there = _columns(connection, oid)
             _check_columns(name, there, columns, wanted)
@@ -187,39 +187,6 @@ def check_still_fits(
         ) from error
 
 
-def check_markers(connection: psycopg.Connection, markers: str, name: str) -> bool:
-    """
-    Check the table of markers; return whether it exists.
-
-    Args:
-        connection: To its database.
-        markers: The table as SQL names it.
-        name: The table as the user named it.
-
-    Raises:
-        InvalidInputError: It cannot be used, or belongs to a user who is not trusted with the sink's rights: a table's
-            triggers and constraints run with the rights of the user who writes to it.
-    """
-    oid = oid_of(connection, markers)
-    if oid is None:
-        return False
-    with in_catalog(connection):
-        found = connection.execute(_MARKERS, [oid]).fetchone()
-        if found is None:
-            return False
-        kind, persistence, owner, is_trusted, missing = found
-        if not is_trusted:
-            raise InvalidInputError(
-                f"the table {name} of the sink's markers belongs to user {owner}, whose triggers would have the rights "
-                "of the sink's user. If that is right, alter its owner to the sink's user or to the owner of its "
-                "schema; if not, name another one with markers=, in a schema where only trusted users may create tables"
-            )
-        _check_is_kept(connection, oid, name, kind, persistence)
-    if missing:
-        raise InvalidInputError(f"grant {', '.join(missing)} on table {name} to the sink's user")
-    return True
-
-
 def _check_row_security(name: str, *, applies: bool) -> None:
     """Raise `InvalidInputError` if the user does not see all rows: it would not delete what it does not see."""
     if applies:
@@ -229,7 +196,18 @@ def _check_row_security(name: str, *, applies: bool) -> None:
         )
 
 
-def _check_is_kept(connection: psycopg.Connection, oid: int, name: str, kind: str, persistence: str) -> None:
+def check_schema(connection: psycopg.Connection, oid: int, name: str) -> None:
+    """Raise `InvalidInputError` if a name without a schema led to one that somebody else gave the user's own name."""
+    stranger = None if "." in name else connection.execute(_STRANGER, [oid]).fetchone()
+    if stranger is not None:
+        raise InvalidInputError(
+            f"the table {name} is in a schema that has the name of the sink's user and belongs to user {stranger[0]}, "
+            "whose triggers would have the rights of the sink's user: name the table with the schema that is meant, or "
+            "alter the schema's owner to the sink's user"
+        )
+
+
+def check_is_kept(connection: psycopg.Connection, oid: int, name: str, kind: str, persistence: str) -> None:
     """Raise `InvalidInputError` unless a table and its parts are here, and survive a crash: the log gives rows up."""
     if kind not in _TABLES:
         raise InvalidInputError(

@@ -11,16 +11,28 @@ import psycopg
 from psycopg.conninfo import conninfo_to_dict
 from psycopg.errors import Diagnostic
 
+from backend_client.sinks.option_values import check_text, without_values
 from backend_client.sinks.postgres.types import has_nul
 from storage.errors import InvalidInputError, UnavailableError
 
 _WAIT_FOR_REPLICAS = "SyncRepWaitForLSN"
 """The function of PostgreSQL that warns; the text is in the server's language, and its code is that of any warning."""
+_WITH_ROW = ("23502", "23514")
+"""Errors whose detail is the row, which must not get into logs: the message names the column, or the constraint."""
+_LINE_CHARS = 500
+_TOLD = frozenset(
+    [
+        *("host", "hostaddr", "dbname", "user", "service", "servicefile", "passfile", "application_name", "options"),
+        *("sslcert", "sslkey", "sslrootcert", "sslcrl", "sslcrldir", "client_encoding", "krbsrvname"),
+    ]
+)
+"""Parts of an address that are names and places. A port is a number, which is told."""
 _CONTEXT_COLUMN = re.compile(r"COPY .*, line \d+, column ([^:\n]+)")
 
 
 def check_conninfo(conninfo: str) -> None:
     """Raise `InvalidInputError` if an address has a wrong form, without a part of its password."""
+    check_text("conninfo", conninfo)
     try:
         given = conninfo_to_dict(conninfo)
     except psycopg.ProgrammingError:
@@ -39,8 +51,8 @@ def check_conninfo(conninfo: str) -> None:
 
 
 @contextmanager
-def told(table: str) -> Iterator[None]:
-    """Turn PostgreSQL's errors into those of the protocol."""
+def told(table: str, conninfo: str) -> Iterator[None]:
+    """Turn PostgreSQL's errors into those of the protocol, without other parts of the address than names and places."""
     try:
         yield
     except psycopg.Error as error:
@@ -56,7 +68,12 @@ def told(table: str) -> Iterator[None]:
             "53": "the server has no space, memory or connections left",
         }
         remedy = advice.get(state) or advice.get(state[:2], "publishing is retried")
-        raise UnavailableError(f"PostgreSQL refused output for table {table}: {text_of(error)}; {remedy}") from error
+        text, full_text = (
+            without_values(each, conninfo_to_dict(conninfo), is_told=_TOLD.__contains__)
+            for each in (text_of(error), str(error))
+        )
+        cause = error if full_text == str(error) else type(error)(full_text)  # tracebacks show it, too
+        raise UnavailableError(f"PostgreSQL refused output for table {table}: {text}; {remedy}") from cause
 
 
 @contextmanager
@@ -96,8 +113,10 @@ def refused(table: str, names: tuple[str, ...], row: tuple[Any, ...], error: psy
 
 
 def text_of(error: psycopg.Error) -> str:
-    """Return an error's first lines, and the column in which a copy found a value that it refuses."""
-    lines = [line.strip() for line in str(error).splitlines() if line.strip()]
+    """Return an error's first lines, without a row, and the column in which a copy found a value that it refuses."""
+    lines = [line.strip() for line in str(error).splitlines() if line.strip()][:2]
+    if (said := error.diag).message_primary is not None:
+        lines = [said.message_primary, *filter(None, [None if error.sqlstate in _WITH_ROW else said.message_detail])]
     column = _CONTEXT_COLUMN.search(error.diag.context or "")
     found = [] if column is None else [f"column {column[1]}"]
-    return "; ".join([*lines[:2], *found])
+    return "; ".join([*(line[:_LINE_CHARS] for line in lines), *found])

@@ -19,9 +19,11 @@ import pyarrow as pa
 from psycopg import sql
 from psycopg.conninfo import conninfo_to_dict, make_conninfo
 
+from backend_client.sinks.option_values import check_text
 from backend_client.sinks.postgres.catalog import NEW, OF_SLOT, end_sessions, equality, is_partitioned
-from backend_client.sinks.postgres.check import check_markers, check_still_fits, check_table
+from backend_client.sinks.postgres.check import check_still_fits, check_table
 from backend_client.sinks.postgres.errors import check_conninfo, refused, replicated, text_of, told
+from backend_client.sinks.postgres.markers import MARKER, check_markers, found_markers, stored_marker
 from backend_client.sinks.postgres.silence import ended_if_silent, ended_without_answer
 from backend_client.sinks.postgres.types import noting_nulls, rows
 from backend_client.sinks.protocol import Marker, Sink, Slot, SlotPublisher
@@ -88,6 +90,8 @@ class PostgresSink(Sink):
         if isinstance(key, str):
             raise InvalidInputError(f"key must be a tuple of columns, such as ({key!r},)")
         check_conninfo(self.conninfo)
+        check_text("table", self.table)
+        check_text("markers", self.markers)
 
     def check(self, columns: pa.Schema, slots: Sequence[Slot]) -> None:
         """Check columns, types and rights; create the table of markers."""
@@ -99,7 +103,12 @@ class PostgresSink(Sink):
         if self.delete_when is not None and not pa.types.is_boolean(columns.field(self.delete_when).type):
             given = columns.field(self.delete_when).type
             raise InvalidInputError(f"delete_when names column {self.delete_when}, which is {given}, not boolean")
-        with told(self.table), self.connect("dstl-check") as own, ended_if_silent(own, self.look), own.transaction():
+        with (
+            told(self.table, self.conninfo),
+            self.connect("dstl-check") as own,
+            ended_if_silent(own, self.look),
+            own.transaction(),
+        ):
             own.execute(_BEGIN)
             table = _name(self.table).as_string(own)
             check_table(own, table, self.table, columns, self.key, self.delete_when)
@@ -109,7 +118,7 @@ class PostgresSink(Sink):
         """Open a slot, and end the sessions of its older publishers."""
         # PostgreSQL cuts longer names off.
         name = "dstl-" + hashlib.sha256(f"{slot.job_uid} {slot.sink} {slot.number}".encode()).hexdigest()[:32]
-        with told(self.table):
+        with told(self.table, self.conninfo):
             connection = self.connect(name)
             try:
                 return _PostgresPublisher(self, slot, connection, name)
@@ -132,7 +141,7 @@ class PostgresSink(Sink):
 
     def _check_markers(self, connection: psycopg.Connection) -> None:
         markers = _name(self.markers)
-        if check_markers(connection, markers.as_string(connection), self.markers):
+        if check_markers(connection, markers.as_string(connection), self.markers) is not None:
             return
         statement = sql.SQL(_MARKERS).format(markers)
         try:
@@ -145,6 +154,7 @@ class PostgresSink(Sink):
                 f"the table of markers cannot be created: {text_of(error)}; let an administrator run: {text}; and "
                 "grant select, insert, update on it to the sink's user"
             ) from error
+        check_markers(connection, markers.as_string(connection), self.markers)
 
 
 class _PostgresPublisher(SlotPublisher):
@@ -157,16 +167,17 @@ class _PostgresPublisher(SlotPublisher):
         with ended_if_silent(connection, sink.look), replicated(connection, sink.table), connection.transaction():
             connection.execute(_BEGIN)
             end_sessions(connection, name)
+            self._markers = found_markers(connection, _name(sink.markers).as_string(connection), sink.markers)
             row = connection.execute(
                 sql.SQL(
                     "insert into {table} as known values (%s, %s, %s, 1, null) on conflict (sink, job_uid, slot) "
-                    "do update set opened = known.opened operator(pg_catalog.+) 1 returning opened, marker"
-                ).format(table=_name(sink.markers)),
+                    "do update set opened = known.opened operator(pg_catalog.+) 1 returning opened, {marker}"
+                ).format(table=self._markers, marker=MARKER),
                 self._key,
             ).fetchone()
         assert row is not None
         self._opened: int = row[0]
-        self._marker = None if row[1] is None else Marker.parse(row[1])
+        self._marker = stored_marker(row[1], slot, sink.markers)
 
     def last_published(self) -> Marker | None:
         """Return the marker that was there when the slot was opened."""
@@ -177,7 +188,7 @@ class _PostgresPublisher(SlotPublisher):
         try:
             connection, sink = self._connection, self._sink
             with (
-                told(sink.table),
+                told(sink.table, sink.conninfo),
                 ended_if_silent(connection, sink.look),
                 replicated(connection, sink.table),
                 connection.transaction(),
@@ -201,17 +212,15 @@ class _PostgresPublisher(SlotPublisher):
 
     def _lock(self) -> None:
         # A number comes again if a replica takes over that lacks the newest ones, and a pooler keeps this connection.
-        query = sql.SQL("select opened, marker from {} where {} for update")
-        row = self._connection.execute(query.format(_name(self._sink.markers), OF_SLOT), self._key).fetchone()
+        query = sql.SQL("select opened, {} from {} where {} for update")
+        row = self._connection.execute(query.format(MARKER, self._markers, OF_SLOT), self._key).fetchone()
         marker = None if self._marker is None else self._marker.to_text()
         if row != (self._opened, marker):
             raise self._fenced()
 
     def _replace(self, marker: str) -> None:
-        query = sql.SQL("update {} set marker = %s where {} returning marker")
-        row = self._connection.execute(
-            query.format(_name(self._sink.markers), OF_SLOT), (marker, *self._key)
-        ).fetchone()
+        query = sql.SQL("update {} set marker = %s where {} returning {}")
+        row = self._connection.execute(query.format(self._markers, OF_SLOT, MARKER), (marker, *self._key)).fetchone()
         if row != (marker,):
             raise UnavailableError(
                 f"table {self._sink.markers} did not take the marker of the output, which would be published again: "
@@ -225,7 +234,7 @@ class _PostgresPublisher(SlotPublisher):
         """Ask in a session of its own; no answer counts as no."""
         query = sql.SQL("select opened from {} where {}")
         with suppress(psycopg.Error), self._sink.look() as connection, ended_without_answer(connection):
-            row = connection.execute(query.format(_name(self._sink.markers), OF_SLOT), self._key).fetchone()
+            row = connection.execute(query.format(self._markers, OF_SLOT), self._key).fetchone()
             return row is None or row[0] != self._opened
         return False
 

@@ -46,6 +46,16 @@ def test_unknown_url_lists_known_ones(url: str) -> None:
 
 
 @pytest.mark.parametrize(
+    "url", ["s3://k:s3cret@b/p", "s3://k:p/s3cret@b/p", "s3://k:p/s3cret", "s3a://k:s3cret@b", "s3:k:s3cret@b/p"]
+)
+def test_credentials_in_a_url_are_not_told(url: str) -> None:
+    """A URL with some is refused; a password with a / would otherwise become the prefix in the store's name."""
+    with pytest.raises(InvalidInputError, match="credentials") as refused:
+        open_store(url)
+    assert "s3cret" not in str(refused.value)
+
+
+@pytest.mark.parametrize(
     ("url", "meant"),
     [
         ("/data/state", "Did you mean file:///data/state?"),

@@ -131,10 +131,14 @@ def test_broken_customer_key_stops_start(content: bytes | None, tmp_path: Path) 
         ({"sse": "AES256", "sse_kms_key_id": "key"}, "sse_kms_key_id needs"),
         ({"sse": "AES256", "sse_customer_key_file": Path("key")}, "exclude each other"),
         ({"endpoint_url": "http://user:5ecret@host"}, "must not contain credentials"),
+        ({"endpoint_url": "http://host/?key=5ecret"}, "must not contain credentials or a query"),
+        ({"endpoint_url": "5ecret"}, r"it is http\(s\)://host:port"),
+        ({"addressing_style": "5ecret"}, "must be one of path, virtual, auto"),
+        ({"sse_customer_key_file": "5ecret/key=="}, "names no file that can be read"),
     ],
 )
 def test_options_that_do_not_fit_are_refused(options: dict[str, Any], message: str) -> None:
-    """Contradictory options are refused; a password in an address is not shown."""
+    """Contradictory options are refused; a password in an address, or a key for its file, is not shown."""
     with pytest.raises(InvalidInputError, match=message) as caught:
         S3Store("bucket", region="us-east-1", **options)
     assert "5ecret" not in str(caught.value)

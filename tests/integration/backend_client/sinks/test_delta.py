@@ -7,6 +7,7 @@ import math
 import os
 import shutil
 import socket
+import traceback
 from ast import literal_eval
 from collections.abc import Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
@@ -465,6 +466,31 @@ def test_files_outside_the_table_are_not_opened(
 
 
 @on_disk
+@pytest.mark.parametrize(
+    "line",
+    [
+        pytest.param("", id="empty"),
+        '{"add": null, "txn": null}',
+        pytest.param(f'{{"commitInfo": {{"a": {"[" * 5000}{"]" * 5000}}}}}', id="deep"),
+        pytest.param(f'{{"commitInfo": {{"a": {"9" * 5000}}}}}', id="number"),
+        pytest.param(
+            '{"txn": {"appId": "dstl/out/uid/1", "version": 0}}\n'
+            '{"add": {"path": 5, "partitionValues": {}, "size": "1", "modificationTime": 1, "dataChange": true}}',
+            id="types",
+        ),
+    ],
+)
+def test_commits_of_others_stop_no_publisher(sink: DeltaSink, line: str) -> None:
+    """The library takes what other writers put there, so each publisher that opens the slot may see it."""
+    publish(sink, 0, 1)
+    commit = log(sink) / f"{sink.table().version() + 1:020d}.json"
+    commit.write_text(f'{{"commitInfo": {{"timestamp": 1}}}}\n{line}\n')
+    assert last(sink) == marker(0)
+    publish(sink, 1, 2)
+    assert last(sink) == marker(1)
+
+
+@on_disk
 def test_commit_that_a_lost_host_cut_off_is_not_published(sink: DeltaSink) -> None:
     """Its file was not on the disk; where others have removed the file from the table, that is no loss."""
     publish(sink, 0, 1)
@@ -502,12 +528,15 @@ def test_a_table_that_is_made_anew_is_another_one(
 
 @on_disk
 @pytest.mark.parametrize("end", ["\u2028", "\u2029", "\x85", "\r\n"])
-def test_text_with_ends_of_lines(sink: DeltaSink, end: str) -> None:
+def test_text_with_ends_of_lines(sink: DeltaSink, end: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """A commit has such text as it is, in its statistics; the sink's own look at it takes none for a line's end."""
+    flushed = list[str]()
+    monkeypatch.setattr(os, "fsync", lambda descriptor: flushed.append(os.readlink(f"/proc/self/fd/{descriptor}")))
     for number in (0, 1):
         rows = pa.record_batch({"k": [f"a{end}b"], "v": [number]}, schema=COLUMNS)
         sink.open(SLOT).publish([rows], marker(number))
     assert (last(sink), seen(sink)) == (marker(1), [0, 1])
+    assert {str(file) for file in Path(sink.location).glob("*.parquet")} <= {*flushed}
 
 
 @on_disk
@@ -674,6 +703,8 @@ def test_errors_of_a_path_tell_no_credentials() -> None:
     """A path is refused that has some, and the error leaves them out."""
     with pytest.raises(InvalidInputError, match="without credentials, not 's3://…@bucket/a'"):
         DeltaSink("s3://key:secret@bucket/a")
+    with pytest.raises(InvalidInputError, match="without credentials, not 's3://…'"):
+        DeltaSink("s3://key:secret/bucket/a")
 
 
 @pytest.mark.parametrize(
@@ -682,6 +713,7 @@ def test_errors_of_a_path_tell_no_credentials() -> None:
         ("aws_endpoint_url", "http://u:s3cret@host:1"),
         ("ENDPOINT", "http://u:p/s3cret@host"),
         ("endpoint", "http://h?s3cret"),
+        ("endpoint_url", "s3cret"),
     ],
 )
 def test_errors_of_an_endpoint_tell_no_credentials(name: str, value: str) -> None:
@@ -689,6 +721,25 @@ def test_errors_of_an_endpoint_tell_no_credentials(name: str, value: str) -> Non
     with pytest.raises(InvalidInputError, match="without credentials and query") as caught:
         DeltaSink("s3://bucket/a", storage_options={"aws_access_key_id": "a", name: value})
     assert "s3cret" not in str(caught.value)
+
+
+def test_endpoint_of_the_environment_tells_no_credentials(monkeypatch: pytest.MonkeyPatch) -> None:
+    """With keys in the options, only the library looks at it."""
+    monkeypatch.setenv("AWS_ENDPOINT_URL", "http://u:s3cret@127.0.0.1:1")
+    with pytest.raises(InvalidInputError, match="AWS_ENDPOINT_URL in the environment must be") as caught:
+        DeltaSink("s3://bucket/a", storage_options={"aws_access_key_id": "a", "aws_secret_access_key": "b"})
+    assert "s3cret" not in str(caught.value)
+    DeltaSink("s3://bucket/a", storage_options={"aws_endpoint_url": "http://127.0.0.1:1"})
+
+
+@pytest.mark.parametrize("name", ["timeout", "aws_conditional_put", "max_retries", "aws_server_side_encryption"])
+def test_errors_tell_no_value_of_an_option(name: str) -> None:
+    """It may be a key, given to the wrong option; not even the cause tells it."""
+    options = {"aws_endpoint_url": "http://127.0.0.1:1", "aws_access_key_id": "a", "aws_secret_access_key": "b"}
+    sink = DeltaSink("s3://bucket/a", storage_options={**options, name: "s3cret"})
+    with pytest.raises(UnavailableError, match="cannot be read or written") as caught:
+        sink.check(COLUMNS, [SLOT])
+    assert "s3cret" not in "".join(traceback.format_exception(caught.value))
 
 
 def test_options_of_the_store_are_text() -> None:

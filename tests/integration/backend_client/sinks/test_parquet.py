@@ -27,6 +27,7 @@ from backend_client.sinks.parquet import ParquetSink
 from backend_client.sinks.protocol import Marker, Slot
 from dstl_service.wire import BRANCH_GENERATIONS, CheckpointRef
 from storage.errors import CorruptDataError, FencedError, InvalidInputError, NotFoundError, UnavailableError
+from storage.local_store import LocalStore
 from storage.object_store import ObjectData, ObjectStore
 from storage.open import open_store
 from tests.waiting import wait_until
@@ -576,6 +577,20 @@ def test_wide_files(sink: ParquetSink) -> None:
     publisher.publish([pa.RecordBatch.from_pylist([{wide.names[0]: 1}], schema=wide)], marker(0))
     publisher.close()
     assert last(sink) == marker(0)
+
+
+def test_footer_of_any_length_is_not_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whoever may write to the folder puts a file that seems to consist of one: it would fill the memory."""
+    path = tmp_path / "out-uid-00001-000000000000.parquet"
+    with path.open("wb") as file:
+        file.seek(300 << 20)
+        file.write(((257 << 20).to_bytes(4, "little")) + b"PAR1")
+    read = list[int]()
+    get_range = LocalStore.get_range
+    monkeypatch.setattr(LocalStore, "get_range", lambda *call: (read.append(call[3]), get_range(*call))[1])
+    with pytest.raises(CorruptDataError, match="is not a Parquet file"):
+        ParquetSink(tmp_path.as_uri()).open(SLOT)
+    assert sum(read) < 1 << 20
 
 
 @pytest.mark.parametrize(

@@ -9,6 +9,8 @@ import signal
 import socket
 import threading
 import time
+import traceback
+import tracemalloc
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing, contextmanager
@@ -30,7 +32,7 @@ from backend_client.sinks.postgres import check as postgres_check
 from backend_client.sinks.postgres import sink as postgres_sink
 from backend_client.sinks.protocol import Marker, Slot
 from dstl_service.wire import CheckpointRef
-from storage.errors import FencedError, InvalidInputError, UnavailableError
+from storage.errors import CorruptDataError, FencedError, InvalidInputError, UnavailableError
 from tests.waiting import wait_until
 from tools.servers.postgres import PostgresServer
 
@@ -104,8 +106,9 @@ def test_rows_and_marker_are_one_transaction(sink: PostgresSink, slot: Slot) -> 
     assert (last(sink, slot), rows(sink)) == (marker(1), [("a", 1), ("b", 2)])
     with pytest.raises(UnavailableError, match=r"violates a constraint of the table"):
         publish(sink, slot, 2, batch(c=3), batch(a=4))
-    with pytest.raises(UnavailableError, match=r'"t\d+_v_check".*violates a constraint'):
+    with pytest.raises(UnavailableError, match=r'"t\d+_v_check".*violates a constraint') as refused:
         publish(sink, slot, 2, batch(c=3000))
+    assert "3000" not in str(refused.value)  # rows do not belong into logs
     assert (last(sink, slot), rows(sink)) == (marker(1), [("a", 1), ("b", 2)])
 
 
@@ -501,6 +504,60 @@ def test_markers_of_a_stranger_are_refused(server: PostgresServer, table: str, s
     sink.check(COLUMNS, [slot])
 
 
+@pytest.mark.parametrize("shadowed", ["markers", "table"])
+def test_tables_in_a_schema_of_the_users_name_are_refused(
+    server: PostgresServer, table: str, slot: Slot, shadowed: str
+) -> None:
+    """Names are looked for there first. Who may create schemas could have a trigger of his run while the query does."""
+    stranger, user = (f"u{next(_numbers)}" for _ in range(2))
+    names = {"table": table, "markers": f"markers{next(_numbers)}"}
+    columns = {"table": "k text, v bigint", "markers": "sink text, job_uid text, slot int, opened bigint, marker text"}
+    PostgresSink(server.conninfo, table, markers=names["markers"]).check(COLUMNS, [slot])
+    conninfo = server.conninfo.replace(f"user={server.user}", f"user={user}")
+    sink = PostgresSink(conninfo, table, markers=names["markers"])
+    with psycopg.connect(server.conninfo, autocommit=True) as connection:
+        connection.execute(
+            f"create role {stranger}; create role {user} login;"
+            f"grant create on database {server.database} to {stranger};"
+            f"grant select, insert, update on {table}, {names['markers']} to {user}"
+        )
+        sink.check(COLUMNS, [slot])
+        publish(sink, slot, 0, batch(a=1))
+        connection.execute(
+            f"set role {stranger}; create schema {user}; grant all on schema {user} to public;"
+            f"create table {user}.{names[shadowed]} ({columns[shadowed]});"
+            f"create table {user}.called (who text); grant all on all tables in schema {user} to public;"
+            f"create function {user}.f() returns trigger language plpgsql as "
+            f"'begin insert into {user}.called values (current_user); return new; end';"
+            f"create trigger f before insert or update on {user}.{names[shadowed]} for each row "
+            f"execute function {user}.f(); reset role"
+        )
+        with pytest.raises(UnavailableError, match=f"has the name of the sink's user and belongs to user {stranger}"):
+            publish(sink, slot, 1, batch(b=1))
+        with pytest.raises(InvalidInputError, match="name the table with the schema that is meant"):
+            sink.check(COLUMNS, [slot])
+        assert connection.execute(f"select * from {user}.called").fetchall() == []
+        named = PostgresSink(conninfo, f"public.{table}", markers=f"public.{names['markers']}")
+        named.check(COLUMNS, [slot])
+        assert publish(named, slot, 1, batch(b=1)) == 1
+        assert connection.execute(f"select * from public.{table}").fetchall() == [("a", 1), ("b", 1)]
+
+
+def test_replaced_table_of_markers_is_not_used(server: PostgresServer, table: str, slot: Slot) -> None:
+    """Whoever makes it again while the query runs is not trusted more than at the start."""
+    stranger, markers = f"u{next(_numbers)}", f"markers{next(_numbers)}"
+    sink = PostgresSink(server.conninfo, table, markers=markers)
+    sink.check(COLUMNS, [slot])
+    publish(sink, slot, 0, batch(a=1))
+    with psycopg.connect(server.conninfo, autocommit=True) as connection:
+        connection.execute(f"create role {stranger}; alter table {markers} owner to {stranger}")
+        with pytest.raises(UnavailableError, match=f"altered or replaced: .* belongs to user {stranger}"):
+            publish(sink, slot, 1, batch(b=1))
+        connection.execute(f"drop table {markers}")
+        with pytest.raises(UnavailableError, match="no longer exists: restore it"):
+            publish(sink, slot, 1, batch(b=1))
+
+
 def test_functions_of_a_stranger_are_not_called(slot: Slot) -> None:
     """C33: who may create functions where names are found would run code with the rights of the sink's user."""
     planted = {
@@ -585,6 +642,15 @@ def test_errors_tell_no_part_of_a_password_in_a_url(url: str) -> None:
     with pytest.raises(InvalidInputError, match="write %40 for @") as caught:
         PostgresSink(url, "t")
     assert "secret" not in str(caught.value)
+
+
+@pytest.mark.parametrize("name", ["sslmode", "connect_timeout", "keepalives", "target_session_attrs", "port"])
+@pytest.mark.parametrize("form", ["host=127.0.0.1 {}=s3cret", "postgresql://u@127.0.0.1/d?{}=s3cret"])
+def test_errors_tell_no_value_of_an_option(name: str, form: str, slot: Slot) -> None:
+    """It may be the password, given to the wrong option; not even the cause tells it."""
+    with pytest.raises(UnavailableError, match="PostgreSQL refused output") as caught:
+        PostgresSink(form.format(name), "t").check(COLUMNS, [slot])
+    assert "s3cret" not in "".join(traceback.format_exception(caught.value))
 
 
 def test_text_with_an_at_sign_is_no_second_password() -> None:
@@ -1260,6 +1326,23 @@ def test_rows_whose_marker_is_not_taken_are_not_published(server: PostgresServer
         assert (last(sink, slot), rows(sink)) == (None, [])
         connection.execute(f"drop trigger keep on {table}_markers")
     assert publish(sink, slot, 0, batch(a=1)) == 1
+
+
+def test_text_of_any_length_is_no_marker(server: PostgresServer, sink: PostgresSink, slot: Slot) -> None:
+    """Whoever may write to the table puts 50 MB into a row: they are not fetched, and the error names the table."""
+    publish(sink, slot, 0, batch(a=1))
+    tracemalloc.start()
+    try:
+        with closing(sink.open(slot)) as publisher, psycopg.connect(server.conninfo, autocommit=True) as connection:
+            connection.execute("update output_markers set marker = repeat('x', 50000000) where sink = %s", [slot.sink])
+            with pytest.raises(FencedError):
+                publisher.publish([batch(b=1)], marker(1))
+        with pytest.raises(CorruptDataError, match=r"output_markers has no marker for slot 1 .* restore the marker"):
+            sink.open(slot)
+        assert tracemalloc.get_traced_memory()[1] < 10_000_000
+    finally:
+        tracemalloc.stop()
+    assert rows(sink) == [("a", 1)]
 
 
 def test_documented_function_writes_a_batch_once(server: PostgresServer) -> None:

@@ -70,3 +70,20 @@ def test_comparisons_with_values(text: str) -> None:
 def test_all_else_is_foreign(text: str) -> None:
     """Operators, functions and casts may differ."""
     assert is_foreign(text)
+
+
+@pytest.mark.timeout(10)
+@pytest.mark.parametrize("text", ["v" * 60_000, f"v in (1{' ' * 60_000}x", "v > 0 and " * 6_000])
+def test_long_ones_are_foreign_at_once(text: str) -> None:
+    """Whoever may alter the table could keep the driver and each publish busy for minutes."""
+    assert is_foreign(text)
+
+
+@pytest.mark.parametrize("invariant", ["{", "[]", "5", '{"expression": 1}', "[" * 100_000])
+def test_invariants_of_another_form_are_foreign(invariant: str) -> None:
+    """Others may have written anything; the error is the same as for one that only Spark can check."""
+    column = SimpleNamespace(metadata={"delta.invariants": invariant})
+    table: Any = SimpleNamespace(
+        metadata=lambda: SimpleNamespace(configuration={}), schema=lambda: SimpleNamespace(fields=[column])
+    )
+    assert foreign_constraints(table, COLUMNS) == [invariant]

@@ -47,8 +47,11 @@ class Aggregation(ABC):
         return self.name or f"{type(self).__name__.lower()}({self.column})"
 
     def _kind(self, rows: pa.Schema) -> pa.DataType:
-        if self.column not in rows.names:
-            raise InvalidInputError(f"{self.output_name}: the input has no column {self.column!r}")
+        found = rows.names.count(self.column)
+        if found != 1:
+            raise InvalidInputError(
+                f"{self.output_name}: the input has {found or 'no'} column{'s' * (found > 1)} {self.column!r}"
+            )
         return rows.field(self.column).type
 
     @abstractmethod

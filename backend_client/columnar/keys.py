@@ -35,6 +35,7 @@ class KeyColumns:
     def __init__(self, key_schema: str, fields: pa.Schema) -> None:
         KeyCodec(key_schema)  # refuses what cannot be a key
         self.fields = fields
+        self._have_inner_numbers = any(pa.types.is_nested(kind) and _has_floats(kind) for kind in fields.types)
 
     def encode(self, columns: Sequence[pa.Array]) -> pa.Array:
         """Return one key's bytes per row; columns that come from Spark may have other time zones and widths."""
@@ -44,6 +45,13 @@ class KeyColumns:
         """Return the same as Python's bytes."""
         found: list[bytes] = self.encode(columns).to_pylist()
         return found
+
+    def in_normal_form(self, columns: Sequence[pa.Array], encoded: pa.Array) -> list[pa.Array]:
+        """Return the columns of encoded keys as Spark shows them: without minus zeros, inside values, too."""
+        if not self._have_inner_numbers:
+            return list(columns)
+        keys, _ = self.decode(encoded.to_pylist(), with_number=False)
+        return list(keys.columns)
 
     def decode(self, keys: Sequence[bytes], *, with_number: bool) -> tuple[pa.RecordBatch, list[int]]:
         """
@@ -126,6 +134,13 @@ def _with_bytes(kind: pa.DataType) -> pa.DataType:
     if pa.types.is_struct(kind):
         return pa.struct([field.with_type(_with_bytes(field.type)) for field in kind])
     return pa.list_(kind.value_field.with_type(_with_bytes(kind.value_type))) if pa.types.is_list(kind) else kind
+
+
+def _has_floats(kind: pa.DataType) -> bool:
+    """Return whether a type is or contains one in which two values can be one key."""
+    if pa.types.is_nested(kind):
+        return any(_has_floats(kind.field(at).type) for at in range(kind.num_fields))
+    return bool(pa.types.is_floating(kind))
 
 
 def _plain(value: Any, kind: pa.DataType) -> Any:

@@ -212,6 +212,13 @@ def test_impossible_aggregation_is_refused(aggregation: Aggregation, words: str)
         Task(Aggregate(aggregation), rows).plan.states()
 
 
+def test_column_that_occurs_twice_is_named() -> None:
+    """Spark allows two columns of one name; neither is guessed."""
+    rows = pa.schema([("k", pa.int32()), ("v", pa.int64()), ("v", pa.int64())])
+    with pytest.raises(InvalidInputError, match=r"sum\(v\): the input has 2 columns 'v'"):
+        Sum("v").state_types(rows)
+
+
 def test_append_needs_windows() -> None:
     """Without windows no result is final, so append mode is refused, as in Spark."""
     with pytest.raises(InvalidInputError, match="windows"):

@@ -6,7 +6,8 @@ import math
 import sys
 from collections.abc import Callable
 from datetime import UTC, date, datetime, timedelta
-from decimal import Decimal
+from decimal import Context, Decimal
+from random import Random
 from typing import Any
 
 import numpy as np
@@ -177,6 +178,26 @@ def test_minus_zeros_have_the_sum_zero() -> None:
     """Spark adds to 0.0, and so the result does not depend on who combines the rows."""
     task = Task(Aggregate(Sum("v", name="r")), rows_schema("double"))
     assert [repr(row["r"]) for row in task.run([{"k": 1, "v": -0.0, "t": 0}])] == ["0.0"]
+
+
+@pytest.mark.parametrize("digits", [(5, 2), (9, 9), (15, 15), (16, 2), (18, 18), (38, 0), (38, 38), (5, -2)])
+def test_mean_of_one_decimal_is_its_nearest_double(digits: tuple[int, int]) -> None:
+    """I14: as Spark casts decimals, so that a result does not depend on whether Spark has combined the rows."""
+    precision, scale = digits
+    random = Random(precision + scale)
+    numbers = [random.randrange(-(10**precision) + 1, 10**precision) for _ in range(500)]
+    exact = [Decimal(number).scaleb(-scale, Context(prec=76)) for number in (0, *numbers)]
+    values = [None, *exact]
+    column = pa.array([Decimal(1).scaleb(-scale), *values], pa.decimal128(*digits)).slice(1)  # with an offset
+    rows = pa.record_batch([column], ["d"])
+    groups = Groups(np.arange(len(values)), len(values))
+    nothing = np.zeros(len(values), np.bool_)
+
+    mean = Mean("d")
+    old = [pa.nulls(len(values), kind) for kind in mean.state_types(rows.schema)]
+
+    found = mean.result(mean.update(rows, groups, old, nothing)).to_pylist()
+    assert found == [None, *map(float, exact)]
 
 
 def test_overflow_is_an_error() -> None:

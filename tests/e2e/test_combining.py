@@ -37,7 +37,6 @@ from backend_client.columnar import (
     sliding,
     tumbling,
 )
-from backend_client.columnar.keys import KeyColumns
 from backend_client.key_group_sql import HASH_BITS
 from backend_client.spark import combining
 from backend_client.spark.columnar_plan import ColumnarPlan
@@ -55,7 +54,7 @@ from backend_client.spark.places.seats import Seats
 from backend_client.spark.private.frame_maker import FrameMaker, Steps
 from backend_client.spark.query import Operator
 from backend_client.spark.task.columnar_calls import ColumnarCalls
-from backend_client.spark.task.mixed_keys import KeySeparator, with_key_groups, with_keys
+from backend_client.spark.task.mixed_keys import KeySeparator, key_encoding, with_key_groups, with_keys
 from storage.errors import InternalError, InvalidInputError
 from storage.key_groups import key_group_range
 from tests.e2e.support import Collected, run_to_end
@@ -141,9 +140,9 @@ class Ways:
             own = found.filter(pa.compute.equal(found["partition"], number)).drop_columns("partition")
             calls = self.calls(number, watermark_ms, None if way is Way.SINGLY else self.combining)
             batches = with_keys(own.to_batches(max_chunksize=100), places)
-            keys = KeyColumns(self.operator.key_schema.json(), self.plan.keys)
+            encode = key_encoding(self.operator.key_schema.json(), self.plan.keys)
             writer = Writer()
-            separated = with_key_groups(KeySeparator(batches, len(places), keys.keys_of))
+            separated = with_key_groups(KeySeparator(batches, len(places), encode))
             # Replace table and log writer.
             outputs: Iterable[pa.RecordBatch] = calls.run(separated, table, writer)  # type: ignore[arg-type]
             output += [row for part in outputs for row in part.to_pylist()]

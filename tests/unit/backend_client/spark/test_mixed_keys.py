@@ -12,12 +12,12 @@ from pyspark.sql.pandas.types import from_arrow_schema
 
 from backend_client.columnar.keys import KeyColumns
 from backend_client.key_group_sql import HASH_BITS
-from backend_client.spark.task.mixed_keys import KeySeparator, with_key_groups, with_keys
+from backend_client.spark.task.mixed_keys import KeySeparator, key_encoding, with_key_groups, with_keys
 
 Rows = list[tuple[int, str | None, int]]
 SCHEMA = pa.schema([("order", pa.int64()), ("key", pa.string()), ("row", pa.int64())])
 FIELDS = pa.schema([("key", pa.string())])
-KEYS = KeyColumns(from_arrow_schema(FIELDS).json(), FIELDS)
+ENCODE = key_encoding(from_arrow_schema(FIELDS).json(), FIELDS)
 
 
 def batch(rows: Rows) -> pa.RecordBatch:
@@ -33,7 +33,7 @@ def rows_of(batches: list[pa.RecordBatch]) -> Rows:
 
 def apart(batches: Iterator[pa.RecordBatch] | list[pa.RecordBatch]) -> KeySeparator:
     """Separate the keys of batches."""
-    return KeySeparator(batches, 1, KEYS.keys_of)
+    return KeySeparator(batches, 1, ENCODE)
 
 
 @st.composite
@@ -86,10 +86,11 @@ def test_moments_that_python_lacks_are_separated(is_nested: bool) -> None:
         pa.struct([(name, pa.timestamp("us", "UTC")) for name in "ab"]) if is_nested else pa.timestamp("us", "UTC")
     )
     fields = pa.schema([pa.field("key", in_utc.type)])
-    keys = KeyColumns(from_arrow_schema(fields).json(), fields)
+    schema = from_arrow_schema(fields).json()
+    keys = KeyColumns(schema, fields)
     rows = pa.record_batch([pa.array([1, 1, 1]), column], ["order", "key"])
 
-    found = pa.concat_batches(list(KeySeparator([rows, rows], 1, keys.keys_of)))
+    found = pa.concat_batches(list(KeySeparator([rows, rows], 1, key_encoding(schema, fields))))
 
     assert keys.keys_of([found["key"]]) == [
         *keys.keys_of([in_utc.take([0])]) * 4,

@@ -34,7 +34,7 @@ def _differs(column: pa.Array) -> Bools:
     if pa.types.is_null(kind):
         return np.zeros(len(column) - 1, np.bool_)
     if pa.types.is_nested(kind):  # Arrow cannot compare these
-        values = column.to_pylist()
+        values = column.cast(_plain(kind)).to_pylist()
         return np.fromiter((not _same(a, b) for a, b in pairwise(values)), np.bool_, len(values) - 1)
     before, after = column.slice(0, len(column) - 1), column.slice(1)
     differs = pc.not_equal(before, after)
@@ -44,6 +44,25 @@ def _differs(column: pa.Array) -> Bools:
         differs = pc.if_else(pc.is_valid(differs), differs, pc.xor(pc.is_null(before), pc.is_null(after)))
     result: Bools = differs.to_numpy(zero_copy_only=False)
     return result
+
+
+def _plain(kind: pa.DataType) -> pa.DataType:
+    """
+    Return a type with bytes and numbers in the place of text, dates and timestamps.
+
+    Python has neither text that is invalid UTF-8 nor years beyond 1 to 9999, which Spark's columns may have.
+    """
+    if pa.types.is_struct(kind):
+        return pa.struct([field.with_type(_plain(field.type)) for field in kind])
+    if pa.types.is_list(kind):
+        return pa.list_(kind.value_field.with_type(_plain(kind.value_type)))
+    if pa.types.is_string(kind):
+        return pa.binary()
+    if pa.types.is_large_string(kind):
+        return pa.large_binary()
+    if pa.types.is_timestamp(kind):
+        return pa.int64()
+    return pa.int32() if pa.types.is_date32(kind) else kind
 
 
 def _same(a: Any, b: Any) -> bool:

@@ -47,8 +47,11 @@ class Aggregation(ABC):
         return self.name or f"{type(self).__name__.lower()}({self.column})"
 
     def _kind(self, rows: pa.Schema) -> pa.DataType:
-        if self.column not in rows.names:
-            raise InvalidInputError(f"{self.output_name}: the input has no column {self.column!r}")
+        found = rows.names.count(self.column)
+        if found != 1:
+            raise InvalidInputError(
+                f"{self.output_name}: the input has {found or 'no'} column{'s' * (found > 1)} {self.column!r}"
+            )
         return rows.field(self.column).type
 
     @abstractmethod
@@ -192,7 +195,7 @@ class Mean(Aggregation, Combinable):
 
     def update(self, rows: pa.RecordBatch, groups: Groups, old: Sequence[pa.Array], known: Bools) -> list[pa.Array]:
         """Add."""
-        values = rows.column(self.column).cast(pa.float64(), safe=False)
+        values = reductions.as_doubles(rows.column(self.column))
         sums = pc.fill_null(reductions.total(values, groups, pa.float64()), 0.0)
         number = pa.array(reductions.count(values, groups))
         return [pc.add(pc.fill_null(old[0], 0.0), sums), pc.add(pc.fill_null(old[1], 0), number)]

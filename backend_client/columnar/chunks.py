@@ -100,10 +100,11 @@ class KeyChunks:
             for column, field in zip(batch.columns[first_row:], self._rows, strict=True)
         ]
         self.keys_seen += len(starts)
+        encoded = self._keys.encode(columns)
         return Chunk(
             key_groups=batch.column(0).to_numpy()[starts],
-            keys=columns,
-            encoded=self._keys.encode(columns),
+            keys=self._keys.in_normal_form(columns, encoded),
+            encoded=encoded,
             rows=pa.RecordBatch.from_arrays(rows, schema=self._rows),
             starts=starts,
             is_last=is_last,

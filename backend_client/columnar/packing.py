@@ -6,7 +6,7 @@ No I/O.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
@@ -30,13 +30,18 @@ _BINARY = {1: 0xC4, 2: 0xC5, 4: 0xC6}
 _FIXED_TEXT, _FIXED_TEXT_MAX = 0xA0, 31
 
 
-def pack_rows(columns: Sequence[pa.Array]) -> pa.Array | None:
-    """Return one binary value per row, or None if a column has an unsupported type."""
+def pack_rows(columns: Sequence[pa.Array], pack_other: Callable[[pa.Array], pa.Array]) -> pa.Array:
+    """
+    Return one binary value per row.
+
+    Args:
+        columns: At least one.
+        pack_other: Packs the values of a column whose type has no packer here, one by one.
+    """
     count = len(columns)
     head = bytes([_FIXED_ARRAY + count]) if count <= _FIXED_ARRAY_MAX else _ARRAY_16 + count.to_bytes(2, "big")
-    parts = list(map(_pack, columns))
-    if not parts or any(part is None for part in parts):
-        return None
+    packed = ((column, _pack(column)) for column in columns)
+    parts = [pack_other(column) if part is None else part for column, part in packed]
     return joined(pa.scalar(head, pa.binary()), *parts)
 
 

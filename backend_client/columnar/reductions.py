@@ -21,6 +21,8 @@ from backend_client.columnar.values import Ints, valid
 from storage.errors import InvalidInputError
 
 _EXACT_DIGITS = 80
+_DOUBLE_DIGITS = 15
+"""Whole numbers with at most this many digits are doubles, and so are powers of ten with this exponent."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -93,6 +95,18 @@ def total(values: pa.Array, groups: Groups, kind: pa.DataType) -> pa.Array:
         return pa.array([None if no else value for value, no in zip(exact_sums, empty, strict=True)], kind)
     except (pa.ArrowException, OverflowError) as error:
         raise InvalidInputError(f"a sum exceeds its type {kind}; cast the column to a wider type: {error}") from error
+
+
+def as_doubles(values: pa.Array) -> pa.Array:
+    """Return each number's nearest double, as Spark's cast does; Arrow's cast of a decimal may miss it by two."""
+    kind = values.type
+    if not pa.types.is_decimal128(kind):
+        return values.cast(pa.float64(), safe=False)
+    if kind.precision > _DOUBLE_DIGITS or kind.scale < 0:
+        return values.cast(pa.string()).cast(pa.float64())
+    # Both numbers are doubles, so their quotient is the nearest one; this takes a tenth of the time.
+    words = np.frombuffer(values.buffers()[1], "<i8", count=2 * len(values), offset=16 * values.offset)
+    return pa.array(words[::2] / float(10**kind.scale), mask=~valid(values))
 
 
 def extreme(values: pa.Array, groups: Groups, *, greatest: bool) -> pa.Array:

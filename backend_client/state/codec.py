@@ -13,7 +13,7 @@ No I/O.
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from collections.abc import Set as AbstractSet
 from typing import Any
 
@@ -174,10 +174,6 @@ class KeyCodec:
         self._decoders = [nullable_decoder(field["type"], make_row) for field in fields]
         self._make_key = make_row([field["name"] for field in fields])
         self._pack = msgpack.Packer(use_bin_type=True).pack
-
-    def encode_all(self, keys: Iterable[tuple[Any, ...]]) -> list[bytes]:
-        """Return the bytes of many keys."""
-        return list(map(self._pack if self._encoders is None else self.encode, keys))
 
     def encode(self, key: tuple[Any, ...]) -> bytes:
         """Return the bytes of one key; nulls are legal."""

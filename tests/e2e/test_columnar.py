@@ -163,6 +163,32 @@ def test_text_of_any_bytes_is_grouped_as_on_spark(
     assert ours.batches[2] == theirs.batches[max(theirs.batches)]
 
 
+def test_keys_that_python_lacks_are_grouped_as_on_spark(
+    spark: SparkSession, make_backend: Callable[..., ChangelogStateBackend], tmp_path: Path
+) -> None:
+    """I14: years beyond 9999, as of a last moment in a zone to the west, and any text beside decimals, in structs."""
+    theirs, ours = Collected(), Collected()
+    keys = ("moment", "price", "text", "parts")
+    columns = ("cast(moment as long)", "price", "hex(text)", "hex(parts.a)", "n")
+    for part in (1, 2, 3):
+        write_events(tmp_path / "input", [[("FF", 1), ("61", 2)], [("FF", 3), ("FE", 4)], [("61", 100)]][:part])
+        rows = events(spark, tmp_path / "input").selectExpr(
+            "at",
+            "timestamp_seconds(253402318799) as moment",
+            "1.50 as price",
+            "cast(unhex(k) as string) as text",
+            "struct(cast(unhex(k) as string) as a, date'+10000-01-01' as b) as parts",
+        )
+        native = rows.groupBy(*keys, F.window("at", "10 seconds")).agg(F.count("*").alias("n"))
+        run_to_end(native.selectExpr(*columns).writeStream, tmp_path / "theirs", theirs)
+        processor = Aggregate(Count(name="n"), windows=tumbling("at", 10 * SECOND))
+        result = make_backend().transform_columns(rows.groupBy(*keys), processor, outputMode="Append")
+        run_to_end(result.selectExpr(*columns).writeStream, tmp_path / "ours", ours)
+
+    assert [row[2:] for row in ours.batches[2]] == [("61", "61", 1), ("FE", "FE", 1), ("FF", "FF", 2)]
+    assert ours.batches[2] == theirs.batches[max(theirs.batches)]
+
+
 def test_repetitions_are_dropped(
     spark: SparkSession, make_backend: Callable[..., ChangelogStateBackend], tmp_path: Path
 ) -> None:

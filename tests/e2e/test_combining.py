@@ -54,8 +54,7 @@ from backend_client.spark.places.seats import Seats
 from backend_client.spark.private.frame_maker import FrameMaker, Steps
 from backend_client.spark.query import Operator
 from backend_client.spark.task.columnar_calls import ColumnarCalls
-from backend_client.spark.task.mixed_keys import KeySeparator, with_key_groups, with_keys
-from backend_client.state.codec import KeyCodec
+from backend_client.spark.task.mixed_keys import KeySeparator, key_encoding, with_key_groups, with_keys
 from storage.errors import InternalError, InvalidInputError
 from storage.key_groups import key_group_range
 from tests.e2e.support import Collected, run_to_end
@@ -141,7 +140,7 @@ class Ways:
             own = found.filter(pa.compute.equal(found["partition"], number)).drop_columns("partition")
             calls = self.calls(number, watermark_ms, None if way is Way.SINGLY else self.combining)
             batches = with_keys(own.to_batches(max_chunksize=100), places)
-            encode = KeyCodec(self.operator.key_schema.json()).encode
+            encode = key_encoding(self.operator.key_schema.json(), self.plan.keys)
             writer = Writer()
             separated = with_key_groups(KeySeparator(batches, len(places), encode))
             # Replace table and log writer.

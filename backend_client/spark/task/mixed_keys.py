@@ -9,20 +9,48 @@ except for some that differ only in the places of their nulls. This module separ
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
-from backend_client.columnar.packing import pack_rows
+from backend_client.columnar.keys import KeyColumns
 from backend_client.key_group_sql import HASH_BITS
 from backend_client.key_runs import key_changes
 from backend_client.spark.task.rows import to_python
+from backend_client.state.codec import KeyCodec
 
 _KEY_GROUP_FIELD = pa.field("__dstl_key_group", pa.int32())
 
 Orders = npt.NDArray[np.int64]
+Encode = Callable[[Sequence[pa.Array]], list[bytes]]
+"""Returns the bytes of the keys in these columns; equal keys have equal bytes."""
+
+
+def key_encoding(key_schema: str, columns: pa.Schema | None) -> Encode:
+    """
+    Return the encoding of an operator's keys.
+
+    Args:
+        key_schema: The struct of the key columns, as Spark's JSON text.
+        columns: The key columns of a columnar operator, which takes values that Python lacks; None for others.
+    """
+    encode = KeyCodec(key_schema).encode
+
+    def of_values(rows: Sequence[pa.Array]) -> list[bytes]:
+        return list(map(encode, zip(*map(to_python, rows), strict=True)))
+
+    if columns is None:
+        return of_values
+    keys_of = KeyColumns(key_schema, columns).keys_of
+
+    def of_any(rows: Sequence[pa.Array]) -> list[bytes]:
+        try:
+            return of_values(rows)  # most calls are for one key, which this encodes a hundred times as fast
+        except (ValueError, ArithmeticError, LookupError):  # of text, years and time zones that Python lacks
+            return keys_of(rows)  # the same bytes
+
+    return of_any
 
 
 def with_keys(batches: Iterable[pa.RecordBatch], places: Sequence[int | None]) -> Iterator[pa.RecordBatch]:
@@ -59,12 +87,10 @@ class KeySeparator:
     Args:
         batches: Columns: the order number, `key_count` key columns, any others; sorted by the number.
         key_count: Number of key columns.
-        encode: Returns a key's bytes.
+        encode: Encodes keys.
     """
 
-    def __init__(
-        self, batches: Iterable[pa.RecordBatch], key_count: int, encode: Callable[[tuple[Any, ...]], bytes]
-    ) -> None:
+    def __init__(self, batches: Iterable[pa.RecordBatch], key_count: int, encode: Encode) -> None:
         self._batches = batches
         self._key_count = key_count
         self._encode = encode
@@ -102,7 +128,8 @@ class KeySeparator:
 
     def _first_of_number(self, batch: pa.RecordBatch) -> Iterator[pa.RecordBatch]:
         """Yield the rows of their number's first key; hold the others."""
-        is_first = np.fromiter((key == self._key for key in self._keys(batch)), np.bool_, batch.num_rows)
+        keys = self._encode(self._key_columns(batch))
+        is_first = np.fromiter((key == self._key for key in keys), np.bool_, batch.num_rows)
         if is_first.any():
             yield batch.filter(pa.array(is_first))
         if not is_first.all():
@@ -116,7 +143,7 @@ class KeySeparator:
     def _sorted(self, batch: pa.RecordBatch) -> pa.RecordBatch:
         """Return the batch with each key's rows adjacent; keys of one number keep the order of their first rows."""
         first: dict[tuple[int, bytes], int] = {}
-        pairs = zip(_orders(batch).tolist(), self._keys(batch), strict=True)
+        pairs = zip(_orders(batch).tolist(), self._encode(self._key_columns(batch)), strict=True)
         places = np.fromiter((first.setdefault(pair, row) for row, pair in enumerate(pairs)), np.int64, batch.num_rows)
         return batch.take(pa.array(np.argsort(places, kind="stable")))
 
@@ -124,19 +151,8 @@ class KeySeparator:
         alike = orders[1:] == orders[:-1]
         return bool(alike.any() and (alike & key_changes(self._key_columns(batch))).any())
 
-    def _keys(self, batch: pa.RecordBatch) -> Iterator[bytes]:
-        columns = self._key_columns(batch)
-        try:
-            return map(self._encode, zip(*map(to_python, columns), strict=True))
-        except UnicodeDecodeError:
-            # Spark's text may be invalid UTF-8. Columnar operators take it, and these are the same bytes.
-            packed = pack_rows(columns)
-            if packed is None:
-                raise
-            return iter(packed.to_pylist())
-
     def _first_key(self, batch: pa.RecordBatch) -> bytes:
-        return next(self._keys(batch.slice(0, 1)))
+        return self._encode(self._key_columns(batch.slice(0, 1)))[0]
 
     def _key_columns(self, batch: pa.RecordBatch) -> list[pa.Array]:
         return list(batch.columns[1 : 1 + self._key_count])

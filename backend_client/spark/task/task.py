@@ -37,13 +37,12 @@ from backend_client.spark.shipping import Parcel
 from backend_client.spark.task.columnar_calls import ColumnarCalls, with_types
 from backend_client.spark.task.initial_rows import InitialRows
 from backend_client.spark.task.late_rows import LateRowFilter
-from backend_client.spark.task.mixed_keys import KeySeparator, with_key_groups, with_keys
+from backend_client.spark.task.mixed_keys import KeySeparator, key_encoding, with_key_groups, with_keys
 from backend_client.spark.task.pandas_settings import PandasSettings
 from backend_client.spark.task.row_calls import RowCalls, Timing
 from backend_client.spark.task.rows import GroupedRows, RowsToArrow
 from backend_client.spark.task.worker import rare_garbage_collection, spare_garbage_collection
 from backend_client.standby.tending import tended
-from backend_client.state.codec import KeyCodec
 from backend_client.state.keyed_state import CountedReads, KeyedState
 from backend_client.state.state_deletion import deletions, hide
 from backend_client.state.timers import Upcoming
@@ -227,8 +226,9 @@ class OperatorTask:
     def work(self, part: Partition, batches: Iterable[pa.RecordBatch], to_arrow: RowsToArrow) -> Work:
         """Return the work on these rows in the partition's key groups; it does not see deleted variables."""
         on_time = LateRowFilter(with_keys(batches, self.key_places))
-        separated = KeySeparator(on_time, len(self.key_places), KeyCodec(self.key_schema).encode)
         processor: StatefulProcessor | ColumnarPlan = self.processor.unpack()
+        encode = key_encoding(self.key_schema, processor.keys if isinstance(processor, ColumnarPlan) else None)
+        separated = KeySeparator(on_time, len(self.key_places), encode)
         if isinstance(processor, ColumnarPlan):
             return self._columnar_work(processor, part, with_key_groups(separated), to_arrow)
         return self._row_work(processor, part, with_key_groups(separated), on_time, to_arrow)

@@ -6,7 +6,8 @@ import math
 import sys
 from collections.abc import Callable
 from datetime import UTC, date, datetime, timedelta
-from decimal import Decimal
+from decimal import Context, Decimal
+from random import Random
 from typing import Any
 
 import numpy as np
@@ -179,6 +180,26 @@ def test_minus_zeros_have_the_sum_zero() -> None:
     assert [repr(row["r"]) for row in task.run([{"k": 1, "v": -0.0, "t": 0}])] == ["0.0"]
 
 
+@pytest.mark.parametrize("digits", [(5, 2), (9, 9), (15, 15), (16, 2), (18, 18), (38, 0), (38, 38), (5, -2)])
+def test_mean_of_one_decimal_is_its_nearest_double(digits: tuple[int, int]) -> None:
+    """I14: as Spark casts decimals, so that a result does not depend on whether Spark has combined the rows."""
+    precision, scale = digits
+    random = Random(precision + scale)
+    numbers = [random.randrange(-(10**precision) + 1, 10**precision) for _ in range(500)]
+    exact = [Decimal(number).scaleb(-scale, Context(prec=76)) for number in (0, *numbers)]
+    values = [None, *exact]
+    column = pa.array([Decimal(1).scaleb(-scale), *values], pa.decimal128(*digits)).slice(1)  # with an offset
+    rows = pa.record_batch([column], ["d"])
+    groups = Groups(np.arange(len(values)), len(values))
+    nothing = np.zeros(len(values), np.bool_)
+
+    mean = Mean("d")
+    old = [pa.nulls(len(values), kind) for kind in mean.state_types(rows.schema)]
+
+    found = mean.result(mean.update(rows, groups, old, nothing)).to_pylist()
+    assert found == [None, *map(float, exact)]
+
+
 def test_overflow_is_an_error() -> None:
     """A sum that does not fit a long is refused, as Spark does by default; it does not wrap around."""
     task = Task(Aggregate(Sum("v")), rows_schema("long"))
@@ -210,6 +231,13 @@ def test_impossible_aggregation_is_refused(aggregation: Aggregation, words: str)
     rows = pa.schema([("k", pa.int32()), ("v", pa.int64()), ("s", pa.string())])
     with pytest.raises(InvalidInputError, match=words):
         Task(Aggregate(aggregation), rows).plan.states()
+
+
+def test_column_that_occurs_twice_is_named() -> None:
+    """Spark allows two columns of one name; neither is guessed."""
+    rows = pa.schema([("k", pa.int32()), ("v", pa.int64()), ("v", pa.int64())])
+    with pytest.raises(InvalidInputError, match=r"sum\(v\): the input has 2 columns 'v'"):
+        Sum("v").state_types(rows)
 
 
 def test_append_needs_windows() -> None:

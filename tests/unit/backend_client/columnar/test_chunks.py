@@ -41,6 +41,20 @@ def test_keys_are_whole(keys: list[int | None], batch_rows: int, chunk_rows: int
             )
 
 
+def test_keys_have_no_minus_zero_inside() -> None:
+    """I14: a key's numbers look as in Spark's own groupBy, whichever of its rows comes first."""
+    kind = pa.struct([("x", pa.list_(pa.float64())), ("s", pa.string())])
+    found = pa.array([{"x": [-0.0, None], "s": "a"}, {"x": [0.0, None], "s": "a"}, None], kind)
+    fields = pa.schema([("k", kind)])
+    keys = KeyColumns(from_arrow_schema(fields).json(), fields)
+    batch = pa.record_batch([pa.array([1, 1, 2], pa.int32()), found, found], ["group", "k", "k"])
+
+    (chunk,) = chunks.KeyChunks([batch], keys, fields)
+
+    assert repr(chunk.keys[0].to_pylist()) == "[{'x': [0.0, None], 's': 'a'}, None]"
+    assert repr(chunk.rows.column(0).to_pylist()[0]) == "{'x': [-0.0, None], 's': 'a'}"
+
+
 def test_rows_of_a_large_key_are_joined_twice_at_most(monkeypatch: pytest.MonkeyPatch) -> None:
     """However many batches one key spans, each row is copied and each key compared only a few times."""
     joined: Counter[str] = Counter()

@@ -49,15 +49,32 @@ def test_keys_come_back(names: list[str]) -> None:
     assert keys.decode(behind, with_number=True) == (batch, numbers)
 
 
-def test_text_of_any_bytes_comes_back() -> None:
-    """Text that is invalid UTF-8, as Spark makes of bytes, is read back byte by byte."""
-    raw = [b"M\xfcller", "Müller".encode(), b"\xed\xa0\x80", b"", None]
-    text = pa.array(raw, pa.binary()).view(pa.string())
-    keys = KeyColumns(from_arrow_schema(fields := pa.schema([("s", pa.string())])).json(), fields)
+RAW = [b"M\xfcller", "Müller".encode(), b"\xed\xa0\x80", b"", None]
+TEXT = pa.array(RAW, pa.binary()).view(pa.string())
+LONG = pa.array([1 << 62, -(1 << 62), 253_402_300_800_000_000, 0, None])
+NOT_IN_PYTHON = {
+    "text": TEXT,
+    "moment": LONG.view(pa.timestamp("us", "UTC")),
+    "wall clock": LONG.view(pa.timestamp("us")),
+    "day": pa.array([1 << 30, -(1 << 30), 2_932_897, 0, None], pa.int32()).view(pa.date32()),
+    "decimal": pa.array([Decimal("1.50")] * 5, pa.decimal128(10, 2)),
+}
+NOT_IN_PYTHON["parts"] = pa.StructArray.from_arrays(
+    [*NOT_IN_PYTHON.values(), LONG], names=[*NOT_IN_PYTHON, "day"], mask=pa.array([False] * 4 + [True])
+)
+NOT_IN_PYTHON["list"] = pa.ListArray.from_arrays([0, 2, 2, None, 3, 5], TEXT)
 
-    decoded, _ = keys.decode(keys.encode([text]).to_pylist(), with_number=False)
 
-    assert decoded.column(0).view(pa.binary()).to_pylist() == raw
+@pytest.mark.parametrize("names", [["text"], ["moment", "decimal"], list(NOT_IN_PYTHON)])
+def test_values_that_python_lacks_come_back(names: list[str]) -> None:
+    """Text that is invalid UTF-8, and years beyond 1 to 9999, alone, beside other types and in nested ones."""
+    columns = {name: NOT_IN_PYTHON[name] for name in names}
+    fields = pa.schema([pa.field(name, column.type) for name, column in columns.items()])
+    keys = KeyColumns(from_arrow_schema(fields).json(), fields)
+
+    decoded, _ = keys.decode(keys.keys_of(list(columns.values())), with_number=False)
+
+    assert decoded.equals(pa.RecordBatch.from_arrays(list(columns.values()), schema=fields))
 
 
 @pytest.mark.parametrize("damaged", [b"\x92\x01\x02", b"\xc1", b"\x91\xa1a", b"\x01"])

@@ -5,8 +5,9 @@ from __future__ import annotations
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
+from pyspark.sql.pandas.types import from_arrow_schema
 
-from backend_client.columnar.packing import pack_rows
+from backend_client.columnar.keys import KeyColumns
 from backend_client.columnar.processor import KeyResults
 from backend_client.columnar.state import ColumnarState
 from backend_client.columnar.values import StateColumns
@@ -21,8 +22,9 @@ def test_long_keys_that_end_are_taken_in_parts() -> None:
     table, writer = Table(), Writer()
     codec = StateColumns(pa.schema([("n", pa.int64())]))
     state = ColumnarState(codec, KEY_GROUPS, 1, 2, table.get_many, table.between)
-    keys = pack_rows([pa.array([f"{number:03}" + "k" * KEY_BYTES for number in range(KEYS)])])
-    assert keys is not None
+    fields = pa.schema([("k", pa.string())])
+    texts = pa.array([f"{number:03}" + "k" * KEY_BYTES for number in range(KEYS)])
+    keys = KeyColumns(from_arrow_schema(fields).json(), fields).encode([texts])
     entries = state.entries(np.full(KEYS, KEY_GROUPS.first), keys)
     values = pa.RecordBatch.from_pydict({"n": range(KEYS)}, codec.schema)
     found = state.read(entries, None)

@@ -3,20 +3,21 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import Any
 
-import msgpack
 import pyarrow as pa
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from pyspark.sql.pandas.types import from_arrow_schema
 
+from backend_client.columnar.keys import KeyColumns
 from backend_client.key_group_sql import HASH_BITS
-from backend_client.spark.task.mixed_keys import KeySeparator, with_key_groups, with_keys
+from backend_client.spark.task.mixed_keys import KeySeparator, key_encoding, with_key_groups, with_keys
 
 Rows = list[tuple[int, str | None, int]]
 SCHEMA = pa.schema([("order", pa.int64()), ("key", pa.string()), ("row", pa.int64())])
-ENCODE: Any = msgpack.packb
+FIELDS = pa.schema([("key", pa.string())])
+ENCODE = key_encoding(from_arrow_schema(FIELDS).json(), FIELDS)
 
 
 def batch(rows: Rows) -> pa.RecordBatch:
@@ -74,6 +75,27 @@ def test_text_of_any_bytes_is_separated() -> None:
     ]
 
     assert found == [b"\xff"] * 3 + [b"a"] * 4 + [b"\xfe"] * 2
+
+
+@pytest.mark.parametrize("is_nested", [False, True])
+def test_moments_that_python_lacks_are_separated(is_nested: bool) -> None:
+    """The last moment of the year 9999 is beyond Python's dates in time zones to the east."""
+    moments = pa.array([253_402_300_799_999_999, 5, 253_402_300_799_999_999]).view(pa.timestamp("us", "Asia/Kolkata"))
+    column = pa.StructArray.from_arrays([moments, moments], ["a", "b"]) if is_nested else moments
+    in_utc = column.cast(
+        pa.struct([(name, pa.timestamp("us", "UTC")) for name in "ab"]) if is_nested else pa.timestamp("us", "UTC")
+    )
+    fields = pa.schema([pa.field("key", in_utc.type)])
+    schema = from_arrow_schema(fields).json()
+    keys = KeyColumns(schema, fields)
+    rows = pa.record_batch([pa.array([1, 1, 1]), column], ["order", "key"])
+
+    found = pa.concat_batches(list(KeySeparator([rows, rows], 1, key_encoding(schema, fields))))
+
+    assert keys.keys_of([found["key"]]) == [
+        *keys.keys_of([in_utc.take([0])]) * 4,
+        *keys.keys_of([in_utc.take([1])]) * 2,
+    ]
 
 
 def test_unmixed_batches_are_not_copied() -> None:

@@ -195,6 +195,30 @@ def test_batch_that_is_executed_again_is_closed_as_before(
     assert sorted(row.second for row in spark.read.parquet(str(tmp_path / "out")).collect()) == [5, 20]
 
 
+def test_delay_that_is_changed_while_a_batch_waits_for_its_checkpoint(
+    spark: SparkSession, make_backend: Backends, rows: Input, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """I14: what the shorter delay makes due is emitted by the next batch; Spark's sink leaves out a repetition."""
+
+    def run(delay: str) -> None:
+        result = waiting(make_backend(), rows.stream(delay)).select("second").writeStream.trigger(availableNow=True)
+        result.start(str(tmp_path / "out"), checkpointLocation=str(tmp_path / "chk")).awaitTermination()
+
+    def failing(*_: Any) -> Any:
+        raise ConflictError("the driver dies")
+
+    rows.put(5, 18, 20)
+    with monkeypatch.context() as patch:
+        patch.setattr(JobSession, "complete", failing)
+        with pytest.raises(Exception, match="the driver dies"):
+            run("10 seconds")
+    run("1 second")
+    rows.put(50)
+    run("1 second")
+
+    assert sorted(row.second for row in spark.read.parquet(str(tmp_path / "out")).collect()) == [5, 18, 20]
+
+
 def test_last_timers_after_a_spark_operator_that_needs_no_empty_batch(
     make_backend: Backends, rows: Input, tmp_path: Path
 ) -> None:

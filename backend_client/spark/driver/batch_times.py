@@ -68,9 +68,9 @@ class BatchTimes:
             return closed_ms, closed_ms
         return closed_ms, output_watermark_ms(tree, closed_ms)
 
-    def may_differ(self) -> bool:
-        """Return whether another driver may close the batch just read at another watermark."""
-        return self._plan.has_several_watermarks()
+    def has_watermark(self) -> bool:
+        """Return whether the query has a watermark, at which its batches are closed."""
+        return self._plan.has_watermark()
 
     def fires_first(self, operator: Operator, context: BatchContext) -> bool:
         """

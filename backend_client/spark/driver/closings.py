@@ -4,8 +4,8 @@ The watermark at which a batch is closed, the same if another driver executes it
 Output that a function has written before the checkpoint may be there without it. The batch is then executed again by
 the next driver, and a sink that has seen its id leaves it out. So the second execution must emit the same: what it
 emitted less would come again in a later batch, and what it emitted more would be lost. Its rows are those of Spark's
-offsets entry; the watermark at which it is closed is Spark's as well, but the minimum of several inputs' watermarks
-depends on earlier batches, of which Spark stores the minimum alone. So there it is noted before output is seen.
+offsets entry, but Spark's tracker may answer otherwise: it forgets at a restart how far each of several inputs was, and
+the query may have another delay by then. So the watermark is noted before output is seen.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ class Closings:
         self, batch_id: int, base: CheckpointRef | None, time: BatchTime | None
     ) -> tuple[int | None, int | None]:
         """Return what `BatchTimes.closed_ms` does, of a batch that may have been executed by an earlier driver."""
-        if time is None or not self._is_seen_early or not self._times.may_differ():
+        if time is None or not self._is_seen_early or not self._times.has_watermark():
             return self._times.closed_ms(time)
         before = base.uid if base is not None else ""
         noted = self._log.closed(batch_id, before) if batch_id < self._first else None

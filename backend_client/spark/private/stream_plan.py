@@ -72,7 +72,7 @@ class StreamPlan:
         self._query_id = query_id
         self._execution: Any = None
         self._is_stateless = False
-        self._has_several: bool | None = None
+        self._has_watermark: bool | None = None
         self._is_missing = False
 
     def tree(self) -> PlanNode | None:
@@ -83,15 +83,13 @@ class StreamPlan:
         self._is_stateless = tree is not None and not tree.is_stateful
         return tree
 
-    def has_several_watermarks(self) -> bool:
-        """
-        Return whether several inputs have a watermark each, of which the query's is the minimum, or the maximum.
-
-        Spark stores the query's alone: after a restart, an input counts as one without rows until it has some.
-        """
-        if self._has_several is None:
-            self._has_several = self._asked(lambda execution: _watermarks(execution.lastExecution().executedPlan()) > 1)
-        return bool(self._has_several)
+    def has_watermark(self) -> bool:
+        """Return whether the query has a watermark: false if it is unknown."""
+        if self._has_watermark is None:
+            self._has_watermark = self._asked(
+                lambda execution: _has_watermark(execution.lastExecution().executedPlan())
+            )
+        return bool(self._has_watermark)
 
     def next_watermark_ms(self) -> int | None:
         """
@@ -147,12 +145,10 @@ def _tree(plan: Any, stateful: dict[str, bool]) -> PlanNode:
     return PlanNode(nodes, lets_out=lets_out, asks=asks)
 
 
-def _watermarks(plan: Any) -> int:
-    """Return how many nodes of a physical plan define a watermark."""
-    if str(plan.nodeName()) == "EventTimeWatermark":
-        return 1
+def _has_watermark(plan: Any) -> bool:
     children = plan.children()
-    return sum(_watermarks(children.apply(number)) for number in range(children.size()))
+    inputs = (children.apply(number) for number in range(children.size()))
+    return str(plan.nodeName()) == "EventTimeWatermark" or any(map(_has_watermark, inputs))
 
 
 def _is_stateful(plan: Any) -> bool:

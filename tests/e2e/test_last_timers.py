@@ -22,9 +22,11 @@ from pyspark.sql.streaming import StatefulProcessor
 
 from backend_client import ChangelogStateBackend
 from backend_client.columnar import Aggregate, Count, Deduplicate, tumbling
+from backend_client.service.job_session import JobSession
 from dstl_service.cli import main
 from dstl_service.registry.job_store import JobStore
 from storage.clock import SystemClock, SystemIds
+from storage.errors import ConflictError
 from storage.open import open_store
 from tests.e2e.busy_stream import BATCHES, run_both, waits
 from tests.e2e.differential.history import SCHEMA, START_S, Event, Feed, History, Run
@@ -154,6 +156,67 @@ def test_watermark_of_two_inputs(make_backend: Backends, rows: Input, tmp_path: 
     run_to_end(waiting(backend, both).writeStream, location, Collected())
 
     assert closed(backend)[:-1] == watermarks(location) == [23, 24, 53]
+
+
+def test_batch_that_is_executed_again_is_closed_as_before(
+    spark: SparkSession, make_backend: Backends, rows: Input, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """
+    I14: a driver dies between Spark's file sink and the checkpoint, and the next one's batch emits the same.
+
+    Spark does not know any more that the second input is ahead: the timers would fire in a later batch, and the sink
+    would get their output twice.
+    """
+    (tmp_path / "other").mkdir()
+    other, complete = Input(spark, tmp_path / "other"), JobSession.complete
+
+    def run() -> None:
+        both = waiting(make_backend(), rows.stream().union(other.stream())).select("second").writeStream
+        query = both.trigger(availableNow=True).start(str(tmp_path / "out"), checkpointLocation=str(tmp_path / "chk"))
+        query.awaitTermination()
+
+    def failing(self: JobSession, checkpoint_id: int, plan: Any) -> Any:
+        if checkpoint_id:
+            raise ConflictError("the driver dies")
+        return complete(self, checkpoint_id, plan)
+
+    rows.put(5)
+    other.put(100)
+    rows.put(20)
+    with monkeypatch.context() as patch:
+        patch.setattr(JobSession, "complete", failing)
+        with pytest.raises(Exception, match="the driver dies"):
+            run()
+    run()
+    rows.put(50)
+    other.put(101)
+    run()
+
+    assert sorted(row.second for row in spark.read.parquet(str(tmp_path / "out")).collect()) == [5, 20]
+
+
+def test_delay_that_is_changed_while_a_batch_waits_for_its_checkpoint(
+    spark: SparkSession, make_backend: Backends, rows: Input, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """I14: what the shorter delay makes due is emitted by the next batch; Spark's sink leaves out a repetition."""
+
+    def run(delay: str) -> None:
+        result = waiting(make_backend(), rows.stream(delay)).select("second").writeStream.trigger(availableNow=True)
+        result.start(str(tmp_path / "out"), checkpointLocation=str(tmp_path / "chk")).awaitTermination()
+
+    def failing(*_: Any) -> Any:
+        raise ConflictError("the driver dies")
+
+    rows.put(5, 18, 20)
+    with monkeypatch.context() as patch:
+        patch.setattr(JobSession, "complete", failing)
+        with pytest.raises(Exception, match="the driver dies"):
+            run("10 seconds")
+    run("1 second")
+    rows.put(50)
+    run("1 second")
+
+    assert sorted(row.second for row in spark.read.parquet(str(tmp_path / "out")).collect()) == [5, 18, 20]
 
 
 def test_last_timers_after_a_spark_operator_that_needs_no_empty_batch(

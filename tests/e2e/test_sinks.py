@@ -183,6 +183,27 @@ def test_folder_of_another_query_is_refused(
     spark.sql(f"drop table if exists of_{others}_batches")
 
 
+def test_folder_of_another_running_query_is_an_error(
+    spark: SparkSession, make_backend: Backends, tmp_path: Path
+) -> None:
+    """Both find an empty folder at their start; Spark would leave out the later one of two batches of an id."""
+    queries = {}
+    for job in ("first", "second"):
+        (tmp_path / job).mkdir()
+        writer = totals(make_backend(job), read_input(spark, tmp_path / job)).writeStream
+        queries[job] = writer.start(str(tmp_path / "out"), checkpointLocation=str(tmp_path / f"chk-{job}"))
+    try:
+        write_input(tmp_path / "first", FILES[:1])
+        queries["first"].processAllAvailable()
+        write_input(tmp_path / "second", FILES[1:2])
+        with pytest.raises(StreamingQueryException, match="got a batch 0 while this query computed its own"):
+            queries["second"].processAllAvailable()
+    finally:
+        for query in queries.values():
+            query.stop()
+    assert rows_of(spark.read.parquet(str(tmp_path / "out"))) == expected(1)
+
+
 def test_tables_are_created_and_appended_to(
     spark: SparkSession, make_backend: Backends, tmp_path: Path, lose_each_checkpoint_once: set[int]
 ) -> None:

@@ -57,10 +57,20 @@ class BatchTimes:
         tree, next_ms = self._plan.tree(), self._plan.next_watermark_ms()
         if tree is None or next_ms is None:
             return None, None
-        closed_ms = max(next_ms, time.watermark_ms)
-        if not tree.is_stateful:
+        if tree.is_stateful and tree.asks_at(next_ms):
+            return None, None
+        return self.seen_ms(max(next_ms, time.watermark_ms))
+
+    def seen_ms(self, closed_ms: int | None) -> tuple[int | None, int | None]:
+        """Return the watermark that closes the batch just read, and the same as seen after the query's input plan."""
+        tree = self._plan.tree()
+        if closed_ms is None or tree is None or not tree.is_stateful:
             return closed_ms, closed_ms
-        return (None, None) if tree.asks_at(next_ms) else (closed_ms, output_watermark_ms(tree, closed_ms))
+        return closed_ms, output_watermark_ms(tree, closed_ms)
+
+    def has_watermark(self) -> bool:
+        """Return whether the query has a watermark, at which its batches are closed."""
+        return self._plan.has_watermark()
 
     def fires_first(self, operator: Operator, context: BatchContext) -> bool:
         """

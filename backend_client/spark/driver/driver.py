@@ -31,6 +31,7 @@ from backend_client.service.keep_awake import kept_awake
 from backend_client.spark.batch import BatchContext
 from backend_client.spark.driver.batch_times import BatchTimes
 from backend_client.spark.driver.closing import second_pass
+from backend_client.spark.driver.closings import Closings
 from backend_client.spark.driver.host_links import HostLinks
 from backend_client.spark.driver.passes import BatchTry, Passes
 from backend_client.spark.driver.placement import slots_placer
@@ -116,8 +117,10 @@ class BatchRunner:
         )
         self._passes = self.passes_type(operators, session, self._times, shipments, self._standby, pin, jobs)
         place_slots = slots_placer(query.spark, self._hosts)
-        ids = BatchIds(log.given_up(), log.next_id() + log.given_up())
+        next_id, given_up = log.next_id(), log.given_up()
+        ids = BatchIds(given_up, next_id + given_up)
         self.output: Output = output.open(query.settings, session, shipments, place_slots, ids)
+        self._closings = Closings(self._times, log, next_id, is_seen_early=self.output.is_seen_early)
         check_names([*start.infos, *self.output.operators, *start.removed])
 
     @classmethod
@@ -235,7 +238,7 @@ class BatchRunner:
         started = time.perf_counter()
         try:
             frame, receipts = self._passes.first(frame, work)
-            closed_ms, seen_ms = self._times.closed_ms(context.time)
+            closed_ms, seen_ms = self._closings.closed_ms(batch_id, session.base, context.time)
             closing = second_pass(context.time, seen_ms, receipts)
             if closing is not None:
                 more, others = self._passes.second(work, closing)

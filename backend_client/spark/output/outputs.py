@@ -53,6 +53,11 @@ class Output:
         """Number of checkpoints whose output is not published yet."""
         return 0
 
+    @property
+    def is_seen_early(self) -> bool:
+        """Whether rows are seen before their checkpoint exists: a batch that is executed again must have the same."""
+        return False
+
     def start(self) -> None:
         """Begin, before the first batch."""
 
@@ -113,6 +118,11 @@ class FunctionOutput(Output):
     at_most_once: bool = False
     ahead: int = 0
     operators: Sequence[OperatorInfo] = ()
+
+    @property
+    def is_seen_early(self) -> bool:
+        """Whether the function runs before the checkpoint exists."""
+        return not self.at_most_once
 
     def before_checkpoint(self, frame: DataFrame, batch_id: int) -> None:
         """Call the function if it runs at least once."""

@@ -126,6 +126,11 @@ class GroupOutput(Output):
         """That of the output."""
         return self._output.unpublished
 
+    @property
+    def is_seen_early(self) -> bool:
+        """That of the output."""
+        return self._output.is_seen_early
+
     def start(self) -> None:
         """Begin, and commit what an earlier run left, or what a rewind gave back."""
         self._submit()

@@ -120,17 +120,26 @@ class FileSink:
         self._spark = spark
         self._path = path
         self._add = add
+        self._first: int | None = None
+        self._tried: int | None = None
 
     def __call__(self, batch: DataFrame, batch_id: int) -> None:
         """
         Write a batch.
 
         Raises:
-            ConflictError: The log has later batches.
+            ConflictError: The log has later batches, or another query's of the same id.
         """
         newest = self._newest()
         if newest is not None and newest > batch_id:
             raise self._used(newest, batch_id)
+        if newest == batch_id and self._is_new(batch_id):
+            raise ConflictError(
+                f"folder {self._path} got a batch {batch_id} while this query computed its own: another query, or "
+                "another driver of this one, writes there at the same time, and Spark would leave out one of each two "
+                "batches. Give each query a folder of its own"
+            )
+        self._tried = batch_id
         if newest is None:
             newest = _begin_log(self._spark, *self._log(), batch_id)
         for missing in range(newest + 1, batch_id):
@@ -143,6 +152,11 @@ class FileSink:
         newest = self._newest()
         if newest is not None and newest >= first:
             raise self._used(newest, first)
+        self._first = first
+
+    def _is_new(self, batch_id: int) -> bool:
+        """Return whether no driver of this query has written a batch before."""
+        return self._first is not None and batch_id >= self._first and batch_id != self._tried
 
     def _used(self, newest: int, next_id: int) -> ConflictError:
         return ConflictError(

@@ -72,6 +72,7 @@ class StreamPlan:
         self._query_id = query_id
         self._execution: Any = None
         self._is_stateless = False
+        self._has_watermark: bool | None = None
         self._is_missing = False
 
     def tree(self) -> PlanNode | None:
@@ -81,6 +82,14 @@ class StreamPlan:
         tree = self._asked(lambda execution: _tree(execution.lastExecution().executedPlan(), {}))
         self._is_stateless = tree is not None and not tree.is_stateful
         return tree
+
+    def has_watermark(self) -> bool:
+        """Return whether the query has a watermark: false if it is unknown."""
+        if self._has_watermark is None:
+            self._has_watermark = self._asked(
+                lambda execution: _has_watermark(execution.lastExecution().executedPlan())
+            )
+        return bool(self._has_watermark)
 
     def next_watermark_ms(self) -> int | None:
         """
@@ -134,6 +143,12 @@ def _tree(plan: Any, stateful: dict[str, bool]) -> PlanNode:
         return bool(plan.shouldRunAnotherBatch(watermark_ms))
 
     return PlanNode(nodes, lets_out=lets_out, asks=asks)
+
+
+def _has_watermark(plan: Any) -> bool:
+    children = plan.children()
+    inputs = (children.apply(number) for number in range(children.size()))
+    return str(plan.nodeName()) == "EventTimeWatermark" or any(map(_has_watermark, inputs))
 
 
 def _is_stateful(plan: Any) -> bool:

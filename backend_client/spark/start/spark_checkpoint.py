@@ -27,6 +27,8 @@ _SET_BACK = "dstl-set-back"
 _GIVEN_UP = "dstl-given-up"
 """Folder with an empty file ``<number>_<batches>_<uid>`` for each time that the folder was set back or made for a fork,
 from 0 on."""
+_CLOSED = "dstl-closed"
+"""File with the watermark at which the newest batch was closed whose output may be seen without its checkpoint."""
 _FORK = "dstl-fork"
 """File with the origin of the fork for which the folder was made."""
 _ENTRY = re.compile(r"([0-9]+)(\.compact)?")
@@ -116,6 +118,20 @@ class CheckpointLog:
                 if is_other or not self._read(f"{folder}/{number}"):  # an earlier call may have died after creating it
                     self._write(f"{folder}/{number}", text)
         self._write(_SET_BACK, uid)
+
+    def closed(self, batch_id: int, base: str) -> tuple[int | None] | None:
+        """Return what `note_closed` has noted of a batch on this base; None if it has noted nothing."""
+        try:
+            noted = json.loads(self._read(_CLOSED) or "{}")
+        except (ValueError, PySparkException, Exception) as error:
+            if isinstance(error, ValueError) or "ChecksumException" in str(error):
+                return None  # its writer was killed, before anybody saw output
+            raise
+        return (noted["closed_ms"],) if (noted.get("batch"), noted.get("base")) == (batch_id, base) else None
+
+    def note_closed(self, batch_id: int, base: str, closed_ms: int | None) -> None:
+        """Note the watermark at which a batch is closed, None if it is left open, before its output is seen."""
+        self._write(_CLOSED, json.dumps({"batch": batch_id, "base": base, "closed_ms": closed_ms}))
 
     def begins_at(self, uid: str) -> bool:
         """Return whether the folder was last set back to the checkpoint of this uid, or made for it by `fork`."""

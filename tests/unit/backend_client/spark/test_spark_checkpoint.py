@@ -71,6 +71,23 @@ def checkpoint(folder: Path, **entries: str) -> CheckpointLog:
     return CheckpointLog(None, str(folder))  # type: ignore[arg-type] # only the file system uses it
 
 
+def test_a_batch_that_was_closed_is_known(files: LocalFiles, tmp_path: Path) -> None:
+    """By its id and its base; a note that was cut off by a crash is none, since output comes after it."""
+    log = checkpoint(tmp_path / "spark")
+    assert log.closed(7, "base") is None
+    log.note_closed(7, "base", None)
+    log.note_closed(8, "other", 5)
+    assert [log.closed(8, "other"), log.closed(8, "base"), log.closed(7, "base")] == [(5,), None, None]
+    log.note_closed(8, "other", None)
+    assert log.closed(8, "other") == (None,)
+    (tmp_path / "spark/dstl-closed").write_text('{"batch": 8, "ba', encoding="utf-8")
+    assert log.closed(8, "other") is None
+    with mock.patch.object(files, "open", side_effect=RuntimeError("org.apache.hadoop.fs.ChecksumException: x")):
+        assert log.closed(8, "other") is None
+    with mock.patch.object(files, "open", side_effect=RuntimeError("no")), pytest.raises(RuntimeError, match="no"):
+        log.closed(8, "other")
+
+
 def test_first_batch_of_a_fork_is_number_0_of_its_sinks(tmp_path: Path) -> None:
     """
     A sink that numbers batches gets 0, 1, … from a fork, whatever the number of Spark's batch.

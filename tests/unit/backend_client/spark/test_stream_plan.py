@@ -97,11 +97,18 @@ def test_next_watermark_is_the_trackers() -> None:
     assert stream_plan(watermarked(), 120).next_watermark_ms() == 120
 
 
+def test_queries_with_and_without_a_watermark() -> None:
+    """One input may have it, wherever it is in the plan."""
+    assert stream_plan(Node("Union", Node("Scan"), Node("Project", watermarked()))).has_watermark()
+    assert not stream_plan(Node("Union", Node("Scan"), Node("Scan"))).has_watermark()
+
+
 def test_other_versions_of_spark(caplog: pytest.LogCaptureFixture) -> None:
     """If Spark lacks these interfaces, that is logged once, and everything else works."""
     plan = stream_plan(None)
 
     assert plan.tree() is None
     assert plan.next_watermark_ms() is None
+    assert not plan.has_watermark()
     assert len(caplog.records) == 1
     assert "does not expose the watermark within a batch" in caplog.text

@@ -1,0 +1,75 @@
+"""The watermarks at which batches are closed, if a driver dies between their output and their checkpoint."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+from typing import Any
+from unittest import mock
+
+import pytest
+
+from backend_client.batch_time import BatchTime
+from backend_client.spark.driver import batch_times
+from backend_client.spark.driver.batch_times import BatchTimes
+from backend_client.spark.driver.closings import Closings
+from backend_client.spark.private.stream_plan import StreamPlan
+from dstl_service.wire import CheckpointRef
+from tests.unit.backend_client.spark.test_stream_plan import Node, stream_plan, watermarked
+
+TIME = BatchTime(timestamp_ms=5, watermark_ms=100, previous_watermark_ms=90)
+BASE = CheckpointRef(6, 0, "base")
+
+
+class Log:
+    """A Spark checkpoint's note, and how often it was written."""
+
+    def __init__(self) -> None:
+        self.noted: dict[tuple[int, str], tuple[int | None]] = {}
+        self.writes = 0
+
+    def closed(self, batch_id: int, base: str) -> tuple[int | None] | None:
+        return self.noted.get((batch_id, base))
+
+    def note_closed(self, batch_id: int, base: str, closed_ms: int | None) -> None:
+        self.noted = {(batch_id, base): (closed_ms,)}
+        self.writes += 1
+
+
+def closings(log: Log, plan: StreamPlan, first: int, *, is_seen_early: bool = True) -> Closings:
+    """Return those of a driver before whose start Spark had planned the batches before `first`."""
+    spark: Any = SimpleNamespace(conf=SimpleNamespace(get=lambda _: "true"))
+    there: Any = log
+    with mock.patch.object(batch_times, "StreamPlan", return_value=plan):
+        times = BatchTimes(spark, lambda: "id", [])
+    return Closings(times, there, first, is_seen_early=is_seen_early)
+
+
+def of_two(watermark_ms: int, keeps_back_ms: int | None = None) -> StreamPlan:
+    """Return the plan of a query with two inputs, whose tracker says a watermark."""
+    return stream_plan(Node("Union", watermarked(), watermarked(), keeps_back_ms=keeps_back_ms), watermark_ms)
+
+
+def test_a_batch_is_closed_at_the_same_watermark_again() -> None:
+    """
+    I14: what is seen of it stays all that it emits.
+
+    Spark's tracker may know less in the next driver, where an input without rows in the batch holds the watermark up,
+    or more, by a shorter delay.
+    """
+    log = Log()
+    assert closings(log, of_two(130), 7).closed_ms(7, BASE, TIME) == (130, 130)
+    assert closings(log, of_two(0), 8).closed_ms(7, BASE, TIME) == (130, 130)
+    assert closings(log, of_two(150), 8).closed_ms(7, BASE, TIME) == (130, 130)
+    assert closings(log, of_two(0), 8).closed_ms(7, None, TIME) == (100, 100), "another branch"
+    assert closings(log, of_two(140), 8).closed_ms(8, BASE, TIME) == (140, 140), "the next batch"
+
+
+NONE = stream_plan(Node("Scan"), 0)
+
+
+@pytest.mark.parametrize(("plan", "is_seen_early"), [(of_two(130), False), (NONE, True), (stream_plan(None), True)])
+def test_nothing_is_noted_where_nothing_differs(plan: StreamPlan, *, is_seen_early: bool) -> None:
+    """Without a watermark no batch is closed by one; output of a sink is seen with its checkpoint only."""
+    log = Log()
+    closings(log, plan, 7, is_seen_early=is_seen_early).closed_ms(7, BASE, TIME)
+    assert log.writes == 0

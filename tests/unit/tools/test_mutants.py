@@ -85,7 +85,9 @@ def test_survivor_fails_the_run(root: Path) -> None:
     assert main(["--only", "A2"], root) == 0
 
 
-@pytest.mark.parametrize(("arguments", "told"), [(["--only", "A2,A3"], "has the item A3"), (["--jobs", "0"], "not 0")])
+@pytest.mark.parametrize(
+    ("arguments", "told"), [(["--only", "A2,A3"], "has the item A3"), (["--jobs", "0"], "at least 1")]
+)
 def test_arguments_that_cannot_be_are_told(
     root: Path, capsys: pytest.CaptureFixture[str], arguments: list[str], told: str
 ) -> None:

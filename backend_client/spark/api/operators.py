@@ -6,6 +6,7 @@ import logging
 from dataclasses import KW_ONLY, dataclass
 from typing import Any
 
+from pyspark.errors import ParseException
 from pyspark.sql.streaming import StatefulProcessor
 from pyspark.sql.types import DataType, StructType
 
@@ -194,7 +195,13 @@ def _groupable(operator: Operator) -> Operator:
 
 
 def _parse(text: str) -> StructType:
-    parsed = DataType.fromDDL(text)
+    try:
+        parsed = DataType.fromDDL(text)
+    except ParseException as error:
+        reason = error.getCondition() or "PARSE_SYNTAX_ERROR"
+        raise InvalidInputError(
+            f"{text!r} is not a schema ({reason}); write it as 'name type, name type', with Spark's types"
+        ) from error
     if not isinstance(parsed, StructType):
         raise InvalidInputError(f"{text!r} is not a schema of named columns; write it as 'name type, name type'")
     return parsed

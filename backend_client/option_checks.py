@@ -1,8 +1,13 @@
-"""Checks of a backend's options against each other, and of the changes of operators that they name. No I/O."""
+"""
+Checks of options against each other and of single arguments.
+
+A backend's options, the changes of operators that they name, and what users give to ready-made processors. No I/O.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
+from datetime import timedelta
 from functools import partial
 from typing import Any
 
@@ -18,6 +23,10 @@ _BOUNDS = {
     "max_lost_fraction": "failover",
 }
 """Options that bound what another one switches on, which is off unless it is given."""
+
+_MICROSECOND = timedelta(microseconds=1)
+_LONGEST = timedelta(days=3_650_000)
+"""About ten thousand years: times and a few such durations together fit 64 bits of microseconds."""
 
 
 def check_bounds(options: Iterable[str]) -> None:
@@ -57,3 +66,33 @@ def _pair(given: Any) -> Any:
     if isinstance(given, str):  # of two letters, it would pass for a pair
         raise TypeError(given)
     return given
+
+
+def micros(what: str, duration: Any) -> int:
+    """
+    Return a duration in microseconds.
+
+    Args:
+        what: What it is, for the error.
+        duration: What the user gave.
+
+    Raises:
+        InvalidInputError: It is no timedelta, or too long.
+    """
+    if not isinstance(duration, timedelta):
+        raise InvalidInputError(f"{what} must be a datetime.timedelta, such as timedelta(minutes=10), not {duration!r}")
+    if abs(duration) > _LONGEST:
+        raise InvalidInputError(f"{what} must be at most {_LONGEST.days} days, not {duration}")
+    return duration // _MICROSECOND
+
+
+def check_whole(what: str, number: Any, at_least: int, at_most: int) -> None:
+    """Refuse what is no whole number within these bounds, both included, with `InvalidInputError`."""
+    if not isinstance(number, int) or isinstance(number, bool) or not at_least <= number <= at_most:
+        raise InvalidInputError(f"{what} must be a whole number, {at_least} to {at_most}, not {number!r}")
+
+
+def check_column(what: str, column: Any) -> None:
+    """Refuse what is no name of a column, such as Spark's ``col("name")``, with `InvalidInputError`."""
+    if not isinstance(column, str):
+        raise InvalidInputError(f"{what} takes the name of a column as text, such as 'price', not {column!r}")

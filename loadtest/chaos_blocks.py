@@ -41,7 +41,7 @@ from backend_client.spark.output.outputs import FunctionPlan
 from backend_client.spark.start.spark_checkpoint import CheckpointLog
 from loadtest.bench.measuring import Enough, run_until_enough
 from tools.reporting.figures import Figure, Goal
-from tools.reporting.target import TargetReport
+from tools.reporting.target import TargetReport, positive
 from tools.spark_session import start_session
 
 KILLS = 20
@@ -199,7 +199,7 @@ def figures_of(outcome: Outcome, kills: int) -> list[Figure]:
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run it; return the exit code."""
     parser = argparse.ArgumentParser(description="Kill executors while a batch's output is read.")
-    parser.add_argument("--kills", type=int, default=KILLS)
+    parser.add_argument("--kills", type=positive, default=KILLS)
     parser.add_argument("--seed", type=int, default=random.SystemRandom().randrange(1 << 32))
     options = parser.parse_args(arguments)
     print(f"seed {options.seed}", flush=True)

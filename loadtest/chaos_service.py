@@ -40,7 +40,7 @@ from storage.clock import SystemClock
 from storage.leftovers import remove_leftovers
 from storage.open import open_store
 from tools.reporting.figures import Figure, Goal
-from tools.reporting.target import TargetReport
+from tools.reporting.target import TargetReport, positive
 from tools.servers.s3_server import S3Server
 
 KILLS = 200
@@ -197,7 +197,7 @@ def run(kills: int, seed: int, folder: Path) -> tuple[list[Figure], list[Outcome
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run; print the outcome; return the exit code."""
     parser = argparse.ArgumentParser(description="Kill the service at random moments and verify the stored state.")
-    parser.add_argument("--kills", type=int, default=KILLS, help="on both storages together (default %(default)s)")
+    parser.add_argument("--kills", type=positive, default=KILLS, help="on both storages together (default %(default)s)")
     parser.add_argument("--seed", type=int, default=None, help="repeats scripts and moments (default: a new one)")
     options = parser.parse_args(arguments)
     seed = random.SystemRandom().randrange(1 << 32) if options.seed is None else options.seed

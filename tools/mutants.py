@@ -28,7 +28,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from tools.reporting.figures import Figure, Goal
-from tools.reporting.target import TargetReport
+from tools.reporting.target import TargetReport, positive
 
 ROOT = Path(__file__).resolve().parent.parent
 TIMEOUT_S = 900
@@ -180,9 +180,12 @@ def main(arguments: Sequence[str] | None = None, root: Path = ROOT) -> int:
     """Try all mutants and print a table; return the exit code."""
     parser = argparse.ArgumentParser(description=__doc__.strip().splitlines()[0])
     parser.add_argument("--only", default="", help="items, separated by commas")
-    parser.add_argument("--jobs", type=int, default=1, help="mutants that run in parallel (default %(default)s)")
+    parser.add_argument("--jobs", type=positive, default=1, help="mutants that run in parallel (default %(default)s)")
     options = parser.parse_args(arguments)
-    mutants = read_mutants(root / "tests" / "mutations", {item for item in options.only.split(",") if item})
+    wanted = {item for item in options.only.split(",") if item}
+    mutants = read_mutants(root / "tests" / "mutations", wanted)
+    if unknown := wanted - {mutant.item for mutant in mutants}:  # a run without mutants would pass
+        parser.error(f"no patch in tests/mutations has the item {', '.join(sorted(unknown))}")
     report = TargetReport("mutants", root / "reports")
     verdicts: list[Verdict] = []
     with ThreadPoolExecutor(options.jobs) as pool:

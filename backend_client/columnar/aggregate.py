@@ -6,7 +6,7 @@ import numpy as np
 import pyarrow as pa
 
 from backend_client.columnar.aggregations import Aggregation, Combinable, combines
-from backend_client.columnar.processor import BatchMoment, ColumnarProcessor, KeyBatch, KeyResults, OutputMode
+from backend_client.columnar.processor import MEANING, BatchMoment, ColumnarProcessor, KeyBatch, KeyResults, OutputMode
 from backend_client.columnar.reductions import Groups
 from backend_client.columnar.windows import Windows
 from storage.errors import InvalidInputError
@@ -26,6 +26,12 @@ class Aggregate(ColumnarProcessor):
     """
 
     def __init__(self, *aggregations: Aggregation, windows: Windows | None = None) -> None:
+        for given in aggregations:
+            if not isinstance(given, Aggregation):
+                raise InvalidInputError(
+                    "Aggregate takes aggregations of backend_client.columnar, as in Aggregate(Count(), Sum('price')), "
+                    f"not {given!r}"
+                )
         self.windows = windows
         self._aggregations = aggregations
 
@@ -51,7 +57,7 @@ class Aggregate(ColumnarProcessor):
         """Return the columns of all aggregations."""
         return pa.schema(
             [
-                pa.field(f"{aggregation.output_name}.{number}", kind)
+                pa.field(f"{aggregation.output_name}.{number}", kind, metadata={MEANING: aggregation.meaning})
                 for aggregation in self._aggregations
                 for number, kind in enumerate(aggregation.state_types(rows))
             ]

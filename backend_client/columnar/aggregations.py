@@ -10,7 +10,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import Self
+from typing import ClassVar, Self
 
 import numpy as np
 import pyarrow as pa
@@ -19,6 +19,7 @@ import pyarrow.compute as pc
 from backend_client.columnar import reductions
 from backend_client.columnar.reductions import Groups
 from backend_client.columnar.values import Bools, valid
+from backend_client.option_checks import check_column, check_whole
 from storage.errors import InvalidInputError
 
 _TOP_MAX = 1000
@@ -36,6 +37,18 @@ class Aggregation(ABC):
 
     column: str
     name: str | None = None
+
+    meaning: ClassVar[str] = ""
+    """What the state's columns are. Stored with the job: a start with another one is refused; "" fits any."""
+
+    def __post_init__(self) -> None:
+        what = type(self).__name__
+        check_column(what, self.column)
+        if self.name is not None and not isinstance(self.name, str):
+            raise InvalidInputError(
+                f"{what}({self.column!r}): the name of the output column must be text, not {self.name!r}; give other "
+                "arguments by their names"
+            )
 
     def alias(self, name: str) -> Self:
         """Return the aggregation with another name of its output column."""
@@ -110,6 +123,7 @@ class Count(Aggregation, Combinable):
     """Number of rows, or of values of a column."""
 
     column: str = "1"
+    meaning = "count"
 
     def state_types(self, rows: pa.Schema) -> list[pa.DataType]:
         """Return one integer column."""
@@ -131,6 +145,8 @@ class Count(Aggregation, Combinable):
 @dataclass(frozen=True)
 class Sum(Aggregation, Combinable):
     """Sum of numbers: long for integers, double for floats, decimal for decimals; null without values."""
+
+    meaning = "sum"
 
     def state_types(self, rows: pa.Schema) -> list[pa.DataType]:
         """Return the sum's type."""
@@ -171,17 +187,22 @@ class _Extreme(Aggregation, Combinable):
 class Min(_Extreme):
     """Minimum; null without values. NaN is greater than all other numbers."""
 
+    meaning = "minimum"
+
 
 @dataclass(frozen=True)
 class Max(_Extreme):
     """Maximum; null without values. NaN is greater than all other numbers."""
 
+    meaning = "maximum"
     _greatest = True
 
 
 @dataclass(frozen=True)
 class Mean(Aggregation, Combinable):
     """Mean of numbers as a double; null without values."""
+
+    meaning = "mean"
 
     @property
     def output_name(self) -> str:
@@ -222,11 +243,11 @@ class TopK(Aggregation):
     """
 
     limit: int = 10
+    meaning = "top"
 
     def state_types(self, rows: pa.Schema) -> list[pa.DataType]:
         """Return one column per value."""
-        if not 1 <= self.limit <= _TOP_MAX:
-            raise InvalidInputError(f"{self.output_name}: limit must be 1 to {_TOP_MAX}, not {self.limit}")
+        check_whole(f"{self.output_name}: limit", self.limit, 1, _TOP_MAX)
         return Min(self.column, self.output_name).state_types(rows) * self.limit
 
     def result_type(self, rows: pa.Schema) -> pa.DataType:
@@ -262,13 +283,15 @@ class Last(Aggregation, Combinable):
     """
 
     by: str = ""
+    meaning = "last"
 
     def state_types(self, rows: pa.Schema) -> list[pa.DataType]:
         """Return value and time."""
-        if not self.by:
+        if self.by == "":
             raise InvalidInputError(
                 f"{self.output_name} needs by=…, the column that orders the rows, such as the event time"
             )
+        check_column(f"{self.output_name}: by", self.by)
         return [*Min(self.column, self.output_name).state_types(rows), *Min(self.by).state_types(rows)]
 
     def update(self, rows: pa.RecordBatch, groups: Groups, old: Sequence[pa.Array], known: Bools) -> list[pa.Array]:

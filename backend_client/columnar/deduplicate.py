@@ -10,9 +10,10 @@ import pyarrow.compute as pc
 
 from backend_client.columnar.processor import ColumnarProcessor, KeyBatch, KeyResults, OutputMode
 from backend_client.columnar.values import Ints, micros
+from backend_client.option_checks import check_column
+from backend_client.option_checks import micros as micros_of
 from storage.errors import InvalidInputError
 
-_MICROSECOND = timedelta(microseconds=1)
 _STATE = pa.schema([pa.field("kept_us", pa.int64())])
 
 
@@ -32,8 +33,9 @@ class Deduplicate(ColumnarProcessor):
     expires = True
 
     def __init__(self, event_time: str, within: timedelta) -> None:
+        check_column("Deduplicate", event_time)
         self.watermark_column = self._event_time = event_time
-        self._within_us = within // _MICROSECOND
+        self._within_us = micros_of("Deduplicate: within", within)
 
     def check(self, rows: pa.Schema, output_mode: OutputMode) -> None:
         """Refuse a column that is not a timestamp, and a `within` that is not positive."""

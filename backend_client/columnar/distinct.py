@@ -17,6 +17,7 @@ import pyarrow.compute as pc
 from backend_client.columnar.aggregations import Aggregation
 from backend_client.columnar.reductions import Groups
 from backend_client.columnar.values import Bools
+from backend_client.option_checks import check_whole
 from storage.errors import CorruptDataError, InvalidInputError
 
 
@@ -33,6 +34,7 @@ class ApproxDistinct(Aggregation):
     """
 
     log2_size: int = 12
+    meaning = "distinct values"
 
     @property
     def output_name(self) -> str:
@@ -42,8 +44,7 @@ class ApproxDistinct(Aggregation):
     def state_types(self, rows: pa.Schema) -> list[pa.DataType]:
         """Return a sketch."""
         _library()
-        if not 4 <= self.log2_size <= 21:
-            raise InvalidInputError(f"{self.output_name}: log2_size must be 4 to 21, not {self.log2_size}")
+        check_whole(f"{self.output_name}: log2_size", self.log2_size, 4, 21)
         if pa.types.is_nested(self._kind(rows)):
             raise InvalidInputError(f"{self.output_name}: only values of simple types can be counted")
         return [pa.binary()]

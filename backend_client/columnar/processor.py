@@ -18,6 +18,9 @@ from backend_client.columnar.windows import Windows
 
 OutputMode = Literal["update", "append"]
 
+MEANING = b"dstl.meaning"
+"""Metadata key for what a column of the state is, such as a sum; a start whose column is something else is refused."""
+
 
 @dataclass(frozen=True, slots=True)
 class BatchMoment:

@@ -15,10 +15,13 @@ import numpy as np
 import pyarrow as pa
 
 from backend_client.columnar.values import Ints, micros, valid
+from backend_client.option_checks import check_column
+from backend_client.option_checks import micros as micros_of
 from storage.errors import InvalidInputError
 
 START, END = "window_start", "window_end"
-_MICROSECOND = timedelta(microseconds=1)
+_WINDOWS_MAX = 100_000
+"""The number of windows of one row."""
 
 
 class Assigned(NamedTuple):
@@ -113,8 +116,17 @@ def sliding(column: str, size: timedelta, slide: timedelta, offset: timedelta = 
     Return windows that start every `slide`, and so overlap.
 
     Raises:
-        InvalidInputError: A duration is not positive, or the windows would have gaps.
+        InvalidInputError: A duration is no timedelta or not positive, the windows would have gaps, or a row would be in
+            more than 100,000 of them.
     """
-    if not timedelta(0) < slide <= size:
+    check_column("a window", column)
+    parts = {"size": size, "slide": slide, "offset": offset}
+    size_us, slide_us, offset_us = (micros_of(f"the {part} of windows", given) for part, given in parts.items())
+    if not 0 < slide_us <= size_us:
         raise InvalidInputError(f"windows need 0 < slide <= size; slide is {slide}, size is {size}")
-    return Windows(column, size // _MICROSECOND, slide // _MICROSECOND, offset // _MICROSECOND)
+    if size_us > _WINDOWS_MAX * slide_us:
+        raise InvalidInputError(
+            f"a row would be in {size_us // slide_us} windows, and may be in {_WINDOWS_MAX}: with size {size} the "
+            f"slide {slide} is too short"
+        )
+    return Windows(column, size_us, slide_us, offset_us)

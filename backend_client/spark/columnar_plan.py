@@ -8,14 +8,16 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from decimal import Decimal
 from itertools import zip_longest
+from typing import Any
 
 import pyarrow as pa
 from pyspark.sql.types import StructField, StructType
 
 from backend_client.batch_time import BatchTime
-from backend_client.columnar.processor import BatchMoment, ColumnarProcessor, OutputMode
+from backend_client.columnar.processor import MEANING, BatchMoment, ColumnarProcessor, OutputMode
 from backend_client.columnar.state import INDEX, STATE
 from backend_client.columnar.values import StateColumns
+from backend_client.columnar.windows import Windows
 from backend_client.spark.columns import check_bytewise
 from backend_client.spark.event_time import DELAY_KEY
 from backend_client.spark.private.frames import arrow_schema, spark_schema
@@ -28,6 +30,11 @@ _UNIT = "dstl.unit"
 """Metadata key for the unit of a stored time; Spark's types do not distinguish units."""
 _WINDOW = "dstl.window"
 """Metadata key for the size of a stored window in microseconds; keys have only the windows' starts."""
+_PLACES = "dstl.places"
+"""Metadata key for slide and offset of stored windows, in microseconds: others begin where rows are counted already."""
+_MEANING = MEANING.decode()
+_LATER = (_MEANING, _PLACES)
+"""What jobs of earlier versions have not stored, so that nothing can be compared with it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,6 +74,11 @@ class ColumnarPlan:
         """
         if not isinstance(processor, ColumnarProcessor):
             raise InvalidInputError(f"transform_columns takes a ColumnarProcessor, not {type(processor).__name__}")
+        if not isinstance(processor.windows, Windows | None):
+            raise InvalidInputError(
+                f"the windows of {type(processor).__name__} must be tumbling(…) or sliding(…), not "
+                f"{processor.windows!r}"
+            )
         mode: OutputMode = "append" if output_mode.lower() == "append" else "update"
         check_bytewise(input_schema, "Arrow arrays, which a columnar operator computes with, have no collation")
         rows = arrow_schema(input_schema)
@@ -105,19 +117,29 @@ class ColumnarPlan:
         Raises:
             InvalidInputError: A state field has an unsupported type.
         """
-        schema = self.processor.state_schema(self.rows)
+        schema = self._schema("state_schema", self.processor.state_schema(self.rows))
         StateColumns(schema)
         columns = spark_schema(schema)
         windows = self.processor.windows
         for column, field in zip(columns, schema, strict=True):
             if windows is not None:
-                column.metadata = {**column.metadata, _WINDOW: windows.size_us}
+                places = [windows.slide_us, windows.offset_us % windows.slide_us]
+                column.metadata = {**column.metadata, _WINDOW: windows.size_us, _PLACES: places}
+            if meaning := (field.metadata or {}).get(MEANING):
+                column.metadata = {**column.metadata, _MEANING: meaning.decode()}
             if pa.types.is_timestamp(field.type) or pa.types.is_duration(field.type):
                 column.metadata = {**column.metadata, _UNIT: field.type.unit}
         states = {STATE: StateInfo(1, STATE, columns.json())}
         if windows is not None or self.processor.expires:
             states[INDEX] = StateInfo(2, INDEX, StructType().json())
         return states
+
+    def _schema(self, method: str, returned: Any) -> pa.Schema:
+        if not isinstance(returned, pa.Schema):
+            raise InvalidInputError(
+                f"{method} of {type(self.processor).__name__} must return a pyarrow.Schema, not {returned!r}"
+            )
+        return returned
 
     def check_stored(self, operator: str, stored: Mapping[str, StateInfo]) -> None:
         """
@@ -129,9 +151,10 @@ class ColumnarPlan:
         if STATE not in stored:
             return
         both = stored, self.states()
+        fields = [StructType.fromJson(json.loads(states[STATE].schema)).fields for states in both]
         old, new = (
-            [(field.name, _kind(field)) for field in StructType.fromJson(json.loads(states[STATE].schema))]
-            for states in both
+            [(field.name, _kind(field, other)) for field, other in zip_longest(*pair) if field is not None]
+            for pair in (fields, fields[::-1])
         )
         ends = [("state that ends", "") if INDEX in states else None for states in both]
         if old != new or ends[0] != ends[1]:
@@ -158,6 +181,7 @@ class ColumnarPlan:
             raise InvalidInputError(
                 f"{type(self.processor).__name__} has no output_schema; pass outputStructType to transform_columns"
             )
+        schema = self._schema("output_schema", schema)
         twice = next((name for name in schema.names if schema.names.count(name) > 1), None)
         if twice is not None:
             raise InvalidInputError(
@@ -214,8 +238,23 @@ def _check_watermark(
         )
 
 
-def _kind(field: StructField) -> str:
-    """Return a field's type, with its unit if it is a time, and the size of its window."""
-    unit, size_us = field.metadata.get(_UNIT), field.metadata.get(_WINDOW)
-    window = "" if size_us is None else f" per window of {Decimal(size_us).scaleb(-6).normalize():f} s"
-    return field.dataType.simpleString() + ("" if unit is None else f" in {unit}") + window
+def _kind(field: StructField, other: StructField | None) -> str:
+    """Return a field's type, with its unit if it is a time, its meaning and its window, as far as both fields say."""
+    known = dict(field.metadata)
+    if other is not None:
+        known = {key: value for key, value in known.items() if key not in _LATER or key in other.metadata}
+    text = field.dataType.simpleString()
+    if _UNIT in known:
+        text += f" in {known[_UNIT]}"
+    if _MEANING in known:
+        text += f" ({known[_MEANING]})"
+    if _WINDOW in known:
+        slide_us, offset_us = known.get(_PLACES, (known[_WINDOW], 0))
+        text += f" per window of {_seconds(known[_WINDOW])}"
+        text += f" every {_seconds(slide_us)}" if slide_us != known[_WINDOW] else ""
+        text += f" from {_seconds(offset_us)}" if offset_us else ""
+    return text
+
+
+def _seconds(size_us: int) -> str:
+    return f"{Decimal(size_us).scaleb(-6).normalize():f} s"

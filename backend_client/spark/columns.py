@@ -7,7 +7,7 @@ from typing import Any
 from pyspark.sql import DataFrame
 from pyspark.sql.types import ArrayType, DataType, MapType, StringType, StructField, StructType
 
-from backend_client.spark.private.session import grouped_frame, grouping_expressions, setting
+from backend_client.spark.private.session import grouped_frame, grouping_expressions, grouping_kind, setting
 from storage.errors import InvalidInputError
 
 
@@ -21,8 +21,14 @@ def grouping_columns(grouped: Any) -> tuple[str, ...]:
     Return the names of the columns of a ``groupBy``.
 
     Raises:
-        InvalidInputError: It groups by an expression that is not a column, or by nothing.
+        InvalidInputError: It groups by an expression that is not a column, or by nothing, or in another way.
     """
+    kind = grouping_kind(grouped)
+    if kind != "GroupBy":
+        raise InvalidInputError(
+            f"a stateful operator keeps state per key and takes the result of groupBy(columns), not of a {kind}: rows "
+            "would count for their key only, without subtotals or pivoted columns"
+        )
     names = []
     frame = grouped_frame(grouped)
     for text, is_column in grouping_expressions(grouped):

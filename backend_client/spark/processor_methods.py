@@ -1,16 +1,18 @@
 """
-The methods of a ``StatefulProcessor`` that may be left out: Spark's own do nothing, so a slip would have no effect.
+The methods of a processor that may be left out: those of its base class do nothing, so a slip would have no effect.
 
 No I/O.
 """
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from difflib import get_close_matches
 from typing import Any
 
 from pyspark.sql.streaming import StatefulProcessor
 
+from backend_client.columnar.processor import ColumnarProcessor
 from storage.errors import InvalidInputError
 
 _ALIKE = 0.9
@@ -27,29 +29,53 @@ def check_methods(operator: str, processor: Any, *, has_initial_rows: bool) -> N
         has_initial_rows: Whether the operator is given an initial state.
 
     Raises:
-        InvalidInputError: A method looks like a misspelt one of Spark's, or no method takes the initial state.
+        InvalidInputError: It is no processor, a method looks like a misspelt one of Spark's, or no method takes the
+            initial state.
     """
     kind = type(processor)
-    own = {
-        _plain(name): name for name in dir(kind) if not name.startswith("_") and not hasattr(StatefulProcessor, name)
-    }
-    for method in ("handleExpiredTimer", "handleInitialState"):
-        if _has(kind, method):
-            continue
-        if near := get_close_matches(_plain(method), own, 1, _ALIKE):
-            raise InvalidInputError(
-                f"the processor {kind.__name__} of operator {operator!r} has a method {own[near[0]]!r}, which is never "
-                f"called; it looks like {method!r}"
-            )
-    if has_initial_rows and not _has(kind, "handleInitialState"):
+    if isinstance(processor, type):
+        raise InvalidInputError(f"the processor is the class {processor.__name__}; give an object of it: …()")
+    if not (hasattr(processor, "init") and hasattr(processor, "handleInputRows")):
+        raise InvalidInputError(f"operator {operator!r} takes a StatefulProcessor, not {kind.__name__}")
+    if slip := _slip(kind, StatefulProcessor, ("handleExpiredTimer", "handleInitialState")):
+        raise InvalidInputError(
+            f"the processor {kind.__name__} of operator {operator!r} has a method {slip[0]!r}, which is never called; "
+            f"it looks like {slip[1]!r}"
+        )
+    if has_initial_rows and not _has(kind, StatefulProcessor, "handleInitialState"):
         raise InvalidInputError(
             f"operator {operator!r} has an initial state, but its processor {kind.__name__} has no method "
             "handleInitialState(key, initialState, timerValues), so its rows would be left out: define it"
         )
 
 
-def _has(kind: type, method: str) -> bool:
-    return getattr(kind, method, None) is not getattr(StatefulProcessor, method)
+def check_columnar_names(operator: str, processor: ColumnarProcessor) -> None:
+    """
+    Check that the backend finds what a columnar processor defines.
+
+    Raises:
+        InvalidInputError: A method or an attribute of its class looks like a misspelt one of `ColumnarProcessor`.
+    """
+    kind = type(processor)
+    optional = ("windows", "expired", "expires", "emits_expired", "watermark_column", "output_schema")
+    if slip := _slip(kind, ColumnarProcessor, optional):
+        raise InvalidInputError(
+            f"the processor {kind.__name__} of operator {operator!r} has {slip[0]!r}, which the backend never uses; it "
+            f"looks like {slip[1]!r}. Correct it, or begin its name with an underscore if it is your own"
+        )
+
+
+def _slip(kind: type, base: type, optional: Sequence[str]) -> tuple[str, str] | None:
+    """Return a name of a class that looks like an optional one of its base, which it leaves out, and the latter."""
+    own = {_plain(name): name for name in dir(kind) if not name.startswith("_") and not hasattr(base, name)}
+    for name in optional:
+        if not _has(kind, base, name) and (near := get_close_matches(_plain(name), own, 1, _ALIKE)):
+            return own[near[0]], name
+    return None
+
+
+def _has(kind: type, base: type, name: str) -> bool:
+    return getattr(kind, name, None) is not getattr(base, name)
 
 
 def _plain(name: str) -> str:

@@ -18,6 +18,7 @@ from storage.errors import InvalidInputError
 EXPIRY = 0xFFFD
 """Number of the index in table keys; above those of all variables."""
 
+_TTL_MS_MAX = (1 << 53) - 1  # whole numbers of JSON
 _MARK = b"\xc1"  # the only byte that starts no MessagePack value
 _MOMENT = struct.Struct(">Q")
 _INDEX = EXPIRY.to_bytes(2, "big")
@@ -34,8 +35,10 @@ def check_ttl(name: str, ttl_ms: int) -> None:
     Raises:
         InvalidInputError: It is not a positive integer.
     """
-    if isinstance(ttl_ms, bool) or not isinstance(ttl_ms, int) or ttl_ms <= 0:
-        raise InvalidInputError(f"ttlDurationMs of state {name!r} must be a positive whole number, not {ttl_ms!r}")
+    if isinstance(ttl_ms, bool) or not isinstance(ttl_ms, int) or not 0 < ttl_ms <= _TTL_MS_MAX:
+        raise InvalidInputError(
+            f"ttlDurationMs of state {name!r} must be a positive whole number up to {_TTL_MS_MAX}, not {ttl_ms!r}"
+        )
 
 
 class Expiry:

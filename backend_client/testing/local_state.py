@@ -18,7 +18,9 @@ from backend_client.state.state_deletion import deletions
 from backend_client.table.state_table import StateTable
 from storage.change_set import decode_change_set, encode_change_set
 from storage.checksum import checksum64
-from storage.key_groups import key_group_range
+from storage.errors import InvalidInputError
+from storage.key_groups import KeyGroupRange, check_parallelism, key_group_range
+from storage.validation import KEY_GROUP_MAX
 
 _BLOCK_CACHE_BYTES = 1 << 20
 _CHANGE_SET_BYTES = 5 << 20
@@ -37,8 +39,12 @@ class LocalState:
     """
 
     def __init__(self, parallelism: int, max_parallelism: int) -> None:
+        if type(max_parallelism) is not int or not 1 <= max_parallelism <= KEY_GROUP_MAX + 1:
+            raise InvalidInputError(
+                f"maxParallelism must be a whole number, 1 to {KEY_GROUP_MAX + 1}, not {max_parallelism!r}"
+            )
         self._max_parallelism = max_parallelism
-        self._ranges = [key_group_range(at, parallelism, max_parallelism) for at in range(parallelism)]
+        self._ranges = _ranges(parallelism, max_parallelism)
         self.timestamp_ms = 0
         """Processing time of later batches in ms; TTLs use it."""
         self._log: list[bytes] = []
@@ -84,8 +90,7 @@ class LocalState:
         Raises:
             InvalidInputError: A partition would have no key groups.
         """
-        count = parallelism or len(self._ranges)
-        self._ranges = [key_group_range(at, count, self._max_parallelism) for at in range(count)]
+        self._ranges = _ranges(len(self._ranges) if parallelism is None else parallelism, self._max_parallelism)
         del self._log[self._checkpointed :]
         _close(self._tables, self._folder)
         self._open()
@@ -112,3 +117,8 @@ def _close(tables: list[StateTable], folder: Path) -> None:
     while tables:
         tables.pop().close()
     shutil.rmtree(folder, ignore_errors=True)
+
+
+def _ranges(parallelism: int, max_parallelism: int) -> list[KeyGroupRange]:
+    check_parallelism(parallelism, max_parallelism)
+    return [key_group_range(at, parallelism, max_parallelism) for at in range(parallelism)]

@@ -47,7 +47,11 @@ class _Commands:
             description: The first lines of its own help.
         """
         command: argparse.ArgumentParser = self._commands.add_parser(
-            name, parents=[self._common], help=says, description=description
+            name,
+            parents=[self._common],
+            help=says,
+            description=description,
+            allow_abbrev=False,  # `--d` must not be `--delete`, nor become another option in another version
         )
         command.set_defaults(run=run)
         return command
@@ -63,7 +67,11 @@ class _Commands:
 
 def parser() -> argparse.ArgumentParser:
     """Return the parser; `run` of what it parses is the command's function."""
-    made = argparse.ArgumentParser(prog="dstl", description="State changelog service for PySpark.")
+    made = argparse.ArgumentParser(
+        prog="dstl",
+        description="State changelog service for PySpark.",
+        allow_abbrev=False,
+    )
     made.add_argument("--version", action="version", version=__version__)
     commands = _Commands(made)
     _serve_arguments(commands)

@@ -18,6 +18,8 @@ from storage.object_store import ObjectStore
 
 def collect(options: argparse.Namespace) -> int:
     """Print a job's orphans and, with ``--delete``, delete them."""
+    if options.age_min_s is not None and options.age_min_s < 0:
+        raise InvalidInputError(f"--age-min-s must not be negative: {options.age_min_s}")
     settings = settings_of(options)
     store, job_store = open_job(options)
     tombstone = deletions_of(store).of(options.job)

@@ -21,11 +21,14 @@ from dstl_service.http.shutdown import StoppingServer
 from dstl_service.process.logs import LogLimiter, configure_logging
 from dstl_service.process.memory import freeze_heap, reuse_freed_memory
 from storage.clock import SystemClock
+from storage.errors import InvalidInputError
 from storage.open import open_store
 
 
 def serve(options: argparse.Namespace) -> int:
     """Run the service until a signal stops it."""
+    if options.socket_path is not None and (options.host is not None or options.port is not None):
+        raise InvalidInputError("--host and --port are for TCP, but --socket listens on a Unix socket only; omit one")
     settings = settings_of(options)
     configure_logging(settings.log_level, settings.log_file, settings.log_file_bytes_max)
     reuse_freed_memory()

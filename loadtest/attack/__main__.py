@@ -39,6 +39,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     only = parser.parse_args(arguments).only
     report, started = TargetReport("attack", ROOT / "reports"), time.monotonic()
     results = list(run(only, is_short=is_set("SHORT")))
+    if not results:  # nothing that ran is nothing that held
+        parser.error(f"no group of cases has {only!r} in its name")
     found = figures(results, time.monotonic() - started, is_whole=not only)
     exit_code = report.write(found)
     details = json.dumps([_row(result) for result in results], indent=1)

@@ -258,11 +258,15 @@ def _figures(system: System, read: Files, kills: Counter[str], hits: int, progra
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run it; return the exit code."""
     parser = argparse.ArgumentParser(description="Kill processes at every step of publishing.")
-    parser.add_argument("--systems", default="kafka,postgres,parquet,delta")
+    parser.add_argument("--systems", default="kafka,postgres,parquet,delta", help=f"some of {','.join(SYSTEMS)}")
     parser.add_argument("--hits", type=int, default=5, help="kills at each step of each system")
     parser.add_argument("--random", type=int, default=10, help="kills at random moments, for each system")
     parser.add_argument("--seed", type=int, default=random.SystemRandom().randrange(1 << 32))
     options = parser.parse_args(arguments)
+    if unknown := set(options.systems.split(",")) - set(SYSTEMS):
+        parser.error(f"unknown: {', '.join(sorted(unknown))}; choose from {', '.join(SYSTEMS)}")
+    if options.hits < 1 and options.random < 1:  # all goals would hold
+        parser.error("without --hits and --random nothing is killed; one of them must be at least 1")
     print(f"seed {options.seed}", flush=True)
     report, figures = TargetReport("chaos-sinks"), list[Figure]()
     for name in options.systems.split(","):

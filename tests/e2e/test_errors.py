@@ -18,6 +18,7 @@ from pyspark.sql import DataFrame, Row, SparkSession, Window
 from pyspark.sql import functions as F
 
 from backend_client import ChangelogStateBackend
+from backend_client.columnar import Aggregate, Count
 from backend_client.service.job_session import JobSession, connect
 from backend_client.spark.api.plan import StatefulDataFrame
 from backend_client.spark.query import Query
@@ -470,3 +471,11 @@ def test_deleted_state_is_noticed(make_backend: Backends, stream: DataFrame, tmp
 
     with pytest.raises(StreamingQueryException, match=r"segments/.*\.seg"):
         run_to_end(totals(backend, stream).writeStream, tmp_path / "chk", Collected())
+
+
+@pytest.mark.parametrize("given", ["Update", "a bogus", "junk junk junk"])
+def test_text_that_is_no_schema_is_told(make_backend: Callable[..., Any], spark: SparkSession, given: str) -> None:
+    """An output mode in the place of the schema was an error of Spark's parser."""
+    grouped = spark.readStream.format("rate").load().groupBy("value")
+    with pytest.raises(InvalidInputError, match=rf"{given!r} is not a schema \(\w+\); write it as 'name type"):
+        make_backend().transform_columns(grouped, Aggregate(Count()), given)

@@ -256,6 +256,20 @@ def test_grouping_is_read(spark: SparkSession, stream: DataFrame) -> None:
     assert session.grouped_frame(grouped).columns == ["k", "v"]
 
 
+@pytest.mark.parametrize("kind", ["rollup", "cube", "pivot", "groupingSets"])
+def test_other_groupings_are_told(stream: DataFrame, kind: str) -> None:
+    """They look the same but for their kind: their subtotals and columns would be left out."""
+    grouped: Any = {
+        "rollup": lambda: stream.rollup("k"),
+        "cube": lambda: stream.cube("k"),
+        "pivot": lambda: stream.groupBy("k").pivot("v", [1]),
+        "groupingSets": lambda: stream.groupingSets([["k"], []], "k"),
+    }[kind]()
+
+    with pytest.raises(InvalidInputError, match=rf"(?i)takes the result of groupBy\(columns\), not of a {kind}"):
+        grouping_columns(grouped)
+
+
 def test_column_with_a_dot_is_not_a_field(stream: DataFrame) -> None:
     """A quoted name is a column's, whatever its characters; an unquoted dot names a field of a struct."""
     frame = stream.select(F.col("k").alias("a.b"), F.col("v").alias("c`d"), F.struct("v").alias("a"))

@@ -152,6 +152,23 @@ def test_join_of_three_streams_reaches_next_operator(
     assert len(expected) > 100
 
 
+def test_days_of_a_wait_have_24_hours(
+    spark: SparkSession, make_backend: Callable[..., Any], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Also where clocks are set forward within 120 days of 1970: rows that came in the last hour met nothing."""
+    write_files(tmp_path / "input", range(1), seed=1, last=9)
+    stream = read(spark, tmp_path / "input").drop("more")
+    before = str(spark.conf.get("spark.sql.session.timeZone"))
+    try:
+        spark.conf.set("spark.sql.session.timeZone", "America/New_York")
+        joined = join_streams(make_backend(), {"l": stream, "r": stream}, on="k", wait="120 days", columnar=True)
+    finally:
+        spark.conf.set("spark.sql.session.timeZone", before)
+
+    joined.explain()
+    assert f"waiting {120 * 24 * 3600} s" in capsys.readouterr().out
+
+
 def test_impossible_join_is_refused(spark: SparkSession, make_backend: Callable[..., Any], tmp_path: Path) -> None:
     """Each invalid argument is an error that names the remedy, before the query starts."""
     write_files(tmp_path / "input", range(1), seed=1, last=9)

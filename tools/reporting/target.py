@@ -109,6 +109,13 @@ def chosen_options(
     return [name for name in names if name in wanted], options.short, options.strict
 
 
+def positive(text: str) -> int:
+    """Return a number of a command line, 1 or more: with none of what a run tries, all of its goals would hold."""
+    if not text.isascii() or not text.isdigit() or not int(text):
+        raise argparse.ArgumentTypeError(f"must be a whole number of at least 1, not {text!r}")
+    return int(text)
+
+
 def is_set(variable: str) -> bool:
     """Return whether an environment variable, such as SHORT or STRICT, is set and neither empty nor 0."""
     return os.environ.get(variable, "") not in ("", "0")

@@ -108,12 +108,18 @@ class ChangelogStateBackend:
             query: The query's name; needed if several running queries have such an operator.
 
         Raises:
-            InvalidInputError: No running query has the operator, several have it, or the number is too large.
+            InvalidInputError: No running query has the name or the operator, several have it, or the number is too
+                large.
         """
         self._jobs.rescale(operator, parallelism, query)
 
     def parallelism(self, query: str | None = None) -> dict[str, int]:
-        """Return the number of partitions in the newest batch by operator, over all running queries or one by name."""
+        """
+        Return the number of partitions in the newest batch by operator, over all running queries or one by name.
+
+        Raises:
+            InvalidInputError: No running query has the name.
+        """
         return self._jobs.parallelism(query)
 
     def on_progress(self, listener: Callable[[BatchProgress], None]) -> None:

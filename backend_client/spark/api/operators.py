@@ -6,6 +6,7 @@ import logging
 from dataclasses import KW_ONLY, dataclass
 from typing import Any
 
+from pyspark.errors import ParseException
 from pyspark.sql.streaming import StatefulProcessor
 from pyspark.sql.types import DataType, StructType
 
@@ -15,7 +16,8 @@ from backend_client.spark.columnar_plan import ColumnarPlan
 from backend_client.spark.columns import nullable
 from backend_client.spark.driver.initial_state import initial_state_of
 from backend_client.spark.event_time import has_watermark, mark_event_time
-from backend_client.spark.processor_methods import check_methods
+from backend_client.spark.private.session import setting
+from backend_client.spark.processor_methods import check_columnar_names, check_methods
 from backend_client.spark.query import Operator, Query
 from backend_client.spark.task.state_handle import declare_states
 from backend_client.state.codec import KeyCodec
@@ -35,14 +37,31 @@ class OperatorInput:
 
     def check_name(self, name: str) -> None:
         """
-        Check the name of the next operator.
+        Check the name of the next operator, and the names of its input's columns.
 
         Raises:
-            InvalidInputError: The name is invalid or already used by another operator of the query.
+            InvalidInputError: The name is invalid or already used by another operator of the query, or two columns of
+                the input have one name.
         """
         validate_operator(name)
+        self._check_columns(name)
+
         if any(operator.name == name for operator in self.query.operators):
             raise InvalidInputError(f"two operators are named {name!r}; give one of them another name=…")
+
+    def _check_columns(self, operator: str) -> None:
+        plain = [column.lower() for column in self.schema.names]
+        if len(set(plain)) == len(plain):
+            return
+        names = self.schema.names
+        if setting(self.query.spark, "spark.sql.caseSensitive", "false") != "true":
+            names = plain
+        twice = [one for one, name in zip(self.schema.names, names, strict=True) if names.count(name) > 1]
+        if twice:
+            raise InvalidInputError(
+                f"the input of operator {operator!r} has several columns of one name: {', '.join(twice)}. Rename or "
+                "drop all but one before groupBy"
+            )
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,12 +92,7 @@ def row_operator(given: OperatorInput, options: TransformOptions) -> Operator:
     _check_is_object(processor)
     name = options.name or type(processor).__name__
     given.check_name(name)
-    if isinstance(output_schema, str):
-        output_schema = _parse(output_schema)
-    if not isinstance(output_schema, StructType):
-        raise InvalidInputError(
-            f"outputStructType must be a StructType or text such as 'name string, total double', not {output_schema!r}"
-        )
+    output_schema = _struct(output_schema)
     if options.eventTimeColumnName:
         output_schema = mark_event_time(output_schema, options.eventTimeColumnName, given.schema)
     check_methods(name, processor, has_initial_rows=options.initialState is not None)
@@ -138,9 +152,9 @@ def columnar_operator(
     is_named, name = bool(name), name or type(processor).__name__
     given.check_name(name)
     is_first = not given.query.operators
+    check_columnar_names(name, processor)
     plan = ColumnarPlan.of(processor, output_mode, given.schema, given.key_columns, is_first=is_first)
-    output_schema = output_schema or plan.output_schema()
-    output_schema = _parse(output_schema) if isinstance(output_schema, str) else output_schema
+    output_schema = plan.output_schema() if output_schema is None else _struct(output_schema)
     return _groupable(
         Operator(
             name=name,
@@ -157,6 +171,19 @@ def columnar_operator(
     )
 
 
+def _struct(given: Any) -> StructType:
+    """Return an `outputStructType`; `InvalidInputError` if it is none, or has two columns of one name."""
+    schema = _parse(given) if isinstance(given, str) else given
+    if not isinstance(schema, StructType):
+        raise InvalidInputError(
+            f"outputStructType must be a StructType or text such as 'name string, total double', not {given!r}"
+        )
+    twice = next((name for name in schema.names if schema.names.count(name) > 1), None)
+    if twice is not None:
+        raise InvalidInputError(f"outputStructType has the column {twice!r} more than once; give each its own name")
+    return schema
+
+
 def _check_is_object(processor: Any) -> None:
     if isinstance(processor, type):
         raise InvalidInputError(f"the processor is the class {processor.__name__}; give an object of it: …()")
@@ -168,7 +195,13 @@ def _groupable(operator: Operator) -> Operator:
 
 
 def _parse(text: str) -> StructType:
-    parsed = DataType.fromDDL(text)
+    try:
+        parsed = DataType.fromDDL(text)
+    except ParseException as error:
+        reason = error.getCondition() or "PARSE_SYNTAX_ERROR"
+        raise InvalidInputError(
+            f"{text!r} is not a schema ({reason}); write it as 'name type, name type', with Spark's types"
+        ) from error
     if not isinstance(parsed, StructType):
         raise InvalidInputError(f"{text!r} is not a schema of named columns; write it as 'name type, name type'")
     return parsed

@@ -111,8 +111,21 @@ class QueryJobs:
         having[0].request(operator, parallelism)
 
     def parallelism(self, query_name: str | None) -> dict[str, int]:
-        """Return the parallelism of the newest batch by operator, over all running queries or those of a name."""
+        """
+        Return the parallelism of the newest batch by operator, over all running queries or those of a name.
+
+        Raises:
+            InvalidInputError: No running query has the name.
+        """
         return {name: n for known in self._of_query(query_name) for name, n in known.parallelism.items()}
 
     def _of_query(self, name: str | None) -> list[Rescaling]:
-        return [known.rescaling for known in self._running if known.query.isActive and name in (None, known.query.name)]
+        running = [known for known in self._running if known.query.isActive]
+        chosen = [known.rescaling for known in running if name in (None, known.query.name)]
+        if name is not None and not chosen:
+            names = ", ".join(sorted(repr(known.query.name) for known in running if known.query.name))
+            raise InvalidInputError(
+                f"no running query of this backend is named {name!r}; those that are: {names or 'none'}. A query gets "
+                "its name from queryName(…)"
+            )
+        return chosen

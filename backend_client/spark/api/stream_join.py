@@ -24,6 +24,7 @@ from pyspark.sql.types import LongType, MapType, StringType, StructField, Struct
 
 from backend_client.columnar.join.interval_join import IntervalJoin
 from backend_client.join_rules import Life, Side, complete, end_lives
+from backend_client.option_checks import micros
 from backend_client.spark.api.backend import ChangelogStateBackend
 from backend_client.spark.api.plan import StatefulDataFrame
 from backend_client.spark.api.zoned import zoned
@@ -189,7 +190,8 @@ def join_streams(
     Raises:
         InvalidInputError: An argument is impossible; says what to do.
     """
-    keys = [on] if isinstance(on, str) else list(on)
+    keys: list[Any] = list(on) if isinstance(on, Sequence) and not isinstance(on, str) else [on]
+    _check_kinds(backend, inputs, keys, columnar)
     if how not in HOW:
         raise InvalidInputError(f"how must be one of {', '.join(HOW)}, not {how!r}")
     if len(inputs) < 2:
@@ -224,6 +226,25 @@ def join_streams(
         name=name,
         parallelism=parallelism,
     )
+
+
+def _check_kinds(backend: Any, inputs: Any, keys: Sequence[Any], columnar: Any) -> None:
+    """Refuse arguments of other types; Spark's own join has conditions, and a text is true whatever it says."""
+    if not isinstance(backend, ChangelogStateBackend):
+        raise InvalidInputError(f"a join's first argument is the ChangelogStateBackend, not {type(backend).__name__}")
+    if not isinstance(inputs, Mapping):
+        raise InvalidInputError(
+            f'inputs must name the streams, as in {{"orders": orders, "payments": payments}}, not be a '
+            f"{type(inputs).__name__}"
+        )
+    other = next((key for key in keys if not isinstance(key, str)), None)
+    if other is not None:
+        raise InvalidInputError(
+            f"on must be the name of a column of all inputs or a list of such names, not {other!r}: name equal columns "
+            "alike with withColumnRenamed, and put other conditions into where(…) on an inner join's result"
+        )
+    if not isinstance(columnar, bool):
+        raise InvalidInputError(f"columnar must be True or False, not {columnar!r}")
 
 
 def _as_part(
@@ -314,15 +335,16 @@ def _waits(
 
 
 def _micros(spark: SparkSession, wait: str | timedelta) -> int:
-    micros: int | None = None
-    if isinstance(wait, timedelta):
-        micros = wait // timedelta(microseconds=1)
-    else:
+    found: Any = wait if isinstance(wait, timedelta) else None
+    if isinstance(wait, str):
         with suppress(PySparkException):
-            row = spark.sql("SELECT unix_micros(timestamp_micros(0) + cast(? AS INTERVAL))", args=[wait]).first()
-            micros = None if row is None else row[0]
-    if micros is None or micros < 0:
+            # Without zone: a day has 24 hours, wherever and whenever clocks are set back.
+            row = spark.sql(
+                "SELECT (timestamp_ntz'1970-01-01' + cast(? AS INTERVAL)) - timestamp_ntz'1970-01-01'", args=[wait]
+            ).first()
+            found = None if row is None else row[0]
+    if found is None or found < timedelta(0):
         raise InvalidInputError(
             f"wait must be a non-negative duration such as '10 minutes', or a timedelta, not {wait!r}"
         )
-    return micros
+    return micros("wait", found)

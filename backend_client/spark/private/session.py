@@ -190,6 +190,13 @@ def _stream_sources(node: Any) -> Iterator[tuple[str, dict[str, str]]]:
         yield str(node.sourceName()), {str(key): str(options[key]) for key in options}
 
 
+def grouping_kind(grouped: Any) -> str:
+    """Return how rows were grouped: "GroupBy", "Rollup", "Cube", "GroupingSets" or "Pivot"."""
+    with needed("RelationalGroupedDataset.toString", _SERVED_VERSION):
+        text = str(grouped._jgd.toString())
+    return text.rpartition("type: ")[2].rstrip("]")
+
+
 def grouping_expressions(grouped: Any) -> Sequence[tuple[str, bool]]:
     """Return the expressions of a ``groupBy``: a name and True for a column, SQL and False for others."""
     with needed("RelationalGroupedDataset.groupingExprs", _SERVED_VERSION):

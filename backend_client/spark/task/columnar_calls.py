@@ -167,6 +167,10 @@ class ColumnarCalls:
             results = self._processor.process_condensed(batch, self._plan.rows)
         else:
             results = self._processor.process(batch)
+        if not isinstance(results, KeyResults):
+            raise InvalidInputError(
+                f"process of {type(self._processor).__name__} must return KeyResults, not {type(results).__name__}"
+            )
         self.late_rows += int(results.late_rows)
         results = self._checked(results, len(entries))
         ends_ms = results.expires_ms if windows is None else ends_ms
@@ -258,6 +262,11 @@ def with_types(output: pa.RecordBatch, names: Sequence[str], types: Sequence[Any
     Raises:
         InvalidInputError: The column names differ from the schema's, or a column cannot be cast.
     """
+    if not isinstance(output, pa.RecordBatch):
+        raise InvalidInputError(
+            f"the processor's output must be a pyarrow.RecordBatch, not {type(output).__name__}; a table has "
+            "those of table.combine_chunks().to_batches()"
+        )
     if set(output.schema.names) != set(names):
         raise InvalidInputError(
             f"the processor's output has the columns {', '.join(output.schema.names)}, but its output schema has "

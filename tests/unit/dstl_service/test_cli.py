@@ -68,6 +68,32 @@ def test_option_without_the_one_it_belongs_to(
     assert [info.key for info in store.list("")] == before
 
 
+@pytest.mark.parametrize(
+    ("command", "told"),
+    [
+        (["gc", "job", "--del"], "unrecognized arguments: --del"),
+        (["rewind", "job", "--checkpoint", "1", "--w"], "unrecognized arguments: --w"),
+        (["delete", "job", "--wr"], "unrecognized arguments: --wr"),
+        (["gc", "job", "--age-min-s", "-5"], "--age-min-s must not be negative: -5"),
+        (["serve", "--socket", "/tmp/x", "--port", "7071"], "--host and --port are for TCP"),
+    ],
+)
+def test_options_are_not_guessed(
+    tmp_path: Path, command: list[str], told: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """What deletes or rewinds is written in full, and an option without effect is no option."""
+    store = LocalStore(tmp_path)
+    opened(store)
+
+    try:
+        code: object = main([*command, "--storage", store.url])
+    except SystemExit as exit_:
+        code = exit_.code
+
+    assert code == 2
+    assert told in capsys.readouterr().err
+
+
 def test_log_file_that_cannot_be_written(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """The error names the file; there is no traceback."""
     file = tmp_path / "none" / "log"

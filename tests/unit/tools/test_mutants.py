@@ -82,7 +82,22 @@ def test_survivor_fails_the_run(root: Path) -> None:
     add(root, "A2-good.patch", "    return number * 2", "    return 2", item="A2")
 
     assert main(["--jobs", "2"], root) == 1
-    assert main(["--only", "A2,A3"], root) == 0
+    assert main(["--only", "A2"], root) == 0
+
+
+@pytest.mark.parametrize(
+    ("arguments", "told"), [(["--only", "A2,A3"], "has the item A3"), (["--jobs", "0"], "at least 1")]
+)
+def test_arguments_that_cannot_be_are_told(
+    root: Path, capsys: pytest.CaptureFixture[str], arguments: list[str], told: str
+) -> None:
+    """A slip in a name would run nothing, and pass."""
+    add(root, "A2-good.patch", "    return number * 2", "    return 2", item="A2")
+
+    with pytest.raises(SystemExit):
+        main(arguments, root)
+
+    assert told in capsys.readouterr().err
 
 
 def test_no_mutants_miss_the_goal(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:

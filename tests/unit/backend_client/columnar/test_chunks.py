@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections import Counter
+from dataclasses import replace
 from datetime import timedelta
 from typing import Any
 
@@ -14,9 +15,26 @@ from hypothesis import given
 from hypothesis import strategies as st
 from pyspark.sql.pandas.types import from_arrow_schema
 
-from backend_client.columnar import Aggregate, ColumnarProcessor, Count, KeyBatch, KeyResults, Sum, chunks, tumbling
+from backend_client.columnar import (
+    Aggregate,
+    Aggregation,
+    ColumnarProcessor,
+    Count,
+    KeyBatch,
+    KeyResults,
+    Max,
+    Min,
+    Sum,
+    TopK,
+    Windows,
+    chunks,
+    sliding,
+    tumbling,
+)
 from backend_client.columnar.keys import KeyColumns
 from backend_client.key_runs import key_changes
+from backend_client.spark.task.columnar_calls import with_types
+from dstl_service.wire import StateInfo
 from storage.errors import InvalidInputError
 from tests.unit.backend_client.columnar.columnar_task import Task
 
@@ -215,7 +233,7 @@ def test_output_schema_is_required() -> None:
 @pytest.mark.parametrize(
     ("processor", "words"),
     [
-        (Aggregate(Count(name="n"), Sum("v", name="t")), r"s\.0 bigint where its processor has t\.0 bigint"),
+        (Aggregate(Count(name="n"), Sum("v", name="t")), r"s\.0 bigint \(sum\) where its processor has t\.0 bigint"),
         (Aggregate(Count(name="n")), "no such column"),
         (Aggregate(Sum("v", name="s"), Count(name="n")), r"n\.0"),
         (Aggregate(Count(name="n"), Sum("v", name="s"), windows=tumbling("at", timedelta(1))), "state that ends"),
@@ -270,9 +288,86 @@ def test_other_size_of_windows_than_stored_is_refused() -> None:
     """I15: a stored window has only its start, so another size would give its rows to a window without them."""
     stored = counted(10).plan
     stored.check_stored("counts", stored.states())
-    words = "n.0 bigint per window of 10 s where its processor has n.0 bigint per window of 2.5 s"
+    words = r"\(count\) per window of 10 s where its processor has n.0 bigint \(count\) per window of 2.5 s"
     with pytest.raises(InvalidInputError, match=words):
         counted(2.5).plan.check_stored("counts", stored.states())
+
+
+class Handed(ColumnarProcessor):
+    """A user's processor that returns the given objects, whatever they are."""
+
+    def __init__(self, state: Any, results: Any) -> None:
+        self._state, self._results = state, results
+
+    def state_schema(self, rows: pa.Schema) -> pa.Schema:
+        schema: pa.Schema = self._state
+        return schema
+
+    def process(self, batch: KeyBatch) -> KeyResults:
+        results: KeyResults = self._results
+        return results
+
+
+def test_other_objects_than_results_are_told() -> None:
+    """The error names the method and what it must return; it was an AttributeError in a task."""
+    schema = pa.schema([("n", pa.int64())])
+    with pytest.raises(InvalidInputError, match=r"state_schema of Handed must return a pyarrow.Schema, not \['n'\]"):
+        Task(Handed(["n"], None), ROWS).plan.states()
+    with pytest.raises(InvalidInputError, match="process of Handed must return KeyResults, not NoneType"):
+        Task(Handed(schema, None), ROWS).run([{"k": 1, "v": 1}])
+
+
+def test_table_is_no_output() -> None:
+    """Output goes to Spark as batches."""
+    with pytest.raises(InvalidInputError, match=r"must be a pyarrow.RecordBatch, not Table; .*to_batches\(\)"):
+        with_types(pa.table({"n": [1]}), ["n"], [pa.int64()])
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "words"),
+    [
+        (tumbling("at", timedelta(hours=1)), sliding("at", timedelta(hours=1), timedelta(minutes=30)), "every 1800 s"),
+        (tumbling("at", timedelta(hours=1)), tumbling("at", timedelta(hours=1), timedelta(minutes=5)), "from 300 s"),
+    ],
+)
+def test_other_places_of_windows_than_stored_are_refused(old: Windows, new: Windows, words: str) -> None:
+    """The first of the new windows would be emitted without the rows that came before the start."""
+    rows = pa.schema([*ROWS, ("at", pa.timestamp("us", "UTC"))])
+    stored, other = (Task(Aggregate(Count(name="n"), windows=windows), rows).plan for windows in (old, new))
+    stored.check_stored("counts", stored.states())
+    with pytest.raises(InvalidInputError, match=f"per window of 3600 s where .* per window of 3600 s {words};"):
+        other.check_stored("counts", stored.states())
+    other.check_stored("counts", _of_earlier_version(stored.states()))
+
+    shifted = replace(old, offset_us=old.offset_us - 2 * old.slide_us)
+    Task(Aggregate(Count(name="n"), windows=shifted), rows).plan.check_stored("counts", stored.states())
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "words"),
+    [
+        (Sum("v", name="x"), Max("v", name="x"), r"\(sum\) where its processor has x.0 bigint \(maximum\)"),
+        (Count(name="x"), Sum("v", name="x"), r"\(count\) where its processor has x.0 bigint \(sum\)"),
+        (Min("v", name="x"), TopK("v", limit=1, name="x"), r"\(minimum\) where its processor has x.0 bigint \(top\)"),
+    ],
+)
+def test_another_aggregation_of_the_same_name_is_refused(old: Aggregation, new: Aggregation, words: str) -> None:
+    """A maximum that goes on from a stored sum is neither."""
+    rows = pa.schema([("k", pa.int32()), ("v", pa.int64())])
+    stored, other = (Task(Aggregate(aggregation), rows).plan for aggregation in (old, new))
+    stored.check_stored("totals", stored.states())
+    with pytest.raises(InvalidInputError, match=words):
+        other.check_stored("totals", stored.states())
+    other.check_stored("totals", _of_earlier_version(stored.states()))
+
+
+def _of_earlier_version(states: dict[str, StateInfo]) -> dict[str, StateInfo]:
+    """Return states as a job has stored them that was started before these facts were."""
+    columns = json.loads(states["columns"].schema)
+    for field in columns["fields"]:
+        for fact in ("dstl.meaning", "dstl.places"):
+            field["metadata"].pop(fact, None)
+    return {**states, "columns": replace(states["columns"], schema=json.dumps(columns))}
 
 
 def test_metadata_may_change() -> None:

@@ -33,6 +33,7 @@ def test_class_instead_of_processor_is_refused() -> None:
     [
         (["name"], "Update", "None", r"outputStructType must be a StructType or text .* not \['name'\]"),
         (None, "Update", "None", "outputStructType must be a StructType or text"),
+        (StructType().add("a", LongType()).add("a", LongType()), "Update", "None", "the column 'a' more than once"),
         ("a long", None, "None", "outputMode must be 'Update' or 'Append', not None"),
         ("a long", "Update", 5, "timeMode must be 'None', 'ProcessingTime' or 'EventTime', not 5"),
     ],
@@ -75,3 +76,14 @@ def test_event_time_without_a_watermark_causes_a_warning(caplog: pytest.LogCaptu
 
     [record] = caplog.records
     assert "eventTimeColumnName 'at', but no column of its input has a watermark" in record.getMessage()
+
+
+def test_columns_of_one_name_are_told() -> None:
+    """Spark could not tell them apart; its error came with the first batch."""
+    schema = StructType([StructField("k", StringType()), StructField("v", LongType()), StructField("v", StringType())])
+    query: Any = SimpleNamespace(spark=SimpleNamespace(conf={}), operators=())
+
+    with pytest.raises(
+        InvalidInputError, match=r"the input of operator 'x' has several columns of one name: v, v. Ren"
+    ):
+        OperatorInput(query, schema, ("k",)).check_name("x")

@@ -6,7 +6,8 @@ from typing import Any
 
 import pytest
 
-from backend_client.spark.processor_methods import check_methods
+from backend_client.columnar import Aggregate, ColumnarProcessor, Count
+from backend_client.spark.processor_methods import check_columnar_names, check_methods
 from backend_client.testing import StateTester
 from storage.errors import InvalidInputError
 from tests.support.processors import SilentProcessor
@@ -51,3 +52,30 @@ def test_other_methods_are_the_users() -> None:
     check_methods(
         "totals", _with("handleExpired", "expire", "_handleExpiredTimers", "handleRows"), has_initial_rows=False
     )
+
+
+@pytest.mark.parametrize(
+    ("slip", "meant"), [("expire", "expired"), ("Windows", "windows"), ("water_mark_column", "watermark_column")]
+)
+def test_slips_of_columnar_processors_are_told(slip: str, meant: str) -> None:
+    """State would end without output, or never."""
+    made: Any = type("Made", (ColumnarProcessor,), {slip: None, "state_schema": None, "process": None})()
+
+    with pytest.raises(InvalidInputError, match=f"Made of operator 'x' has '{slip}', which .* looks like '{meant}'"):
+        check_columnar_names("x", made)
+
+
+def test_other_names_of_columnar_processors_are_the_users() -> None:
+    """Helpers may have names of their own; what is defined beside a similar name is meant."""
+    own = {"_expire": None, "ends_ms": None, "expired": None, "expires": True, "expire": None, "output": None}
+    check_columnar_names("x", type("Made", (Aggregate,), own)(Count()))
+
+
+def test_other_objects_than_processors_are_told() -> None:
+    """A class, whose methods lack `self`, or a function; in a query and in a test."""
+    for given, told in ((type(_with()), "is the class Made; give an object"), (len, "takes a StatefulProcessor, not")):
+        processor: Any = given
+        with pytest.raises(InvalidInputError, match=told):
+            check_methods("totals", processor, has_initial_rows=False)
+        with pytest.raises(InvalidInputError, match=told):
+            StateTester(processor)

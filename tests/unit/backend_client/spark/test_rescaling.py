@@ -5,9 +5,11 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Iterator, Sequence
+from types import SimpleNamespace
 
 import pytest
 
+from backend_client.spark.api.query_jobs import ProgressReports, QueryJobs
 from backend_client.spark.scaling import rescaling as module
 from backend_client.spark.scaling.rescaling import PASSES, Rescaling
 from dstl_service.wire import OperatorInfo
@@ -220,3 +222,15 @@ def test_step_does_not_wait_for_a_long_batch(monkeypatch: pytest.MonkeyPatch) ->
     rescaling.batch_ended()
 
     switched(rescaling, [8, 4])
+
+
+def test_unknown_query_is_told() -> None:
+    """A slip in a query's name looked like a query without operators."""
+    settings, reports, query = SimpleNamespace(), ProgressReports(), SimpleNamespace(name="orders", isActive=True)
+    jobs = QueryJobs(settings, reports)  # type: ignore[arg-type]  # not used here
+    jobs.started(query, SimpleNamespace(parallelism={"Totals": 4}))  # type: ignore[arg-type]  # what is used of both
+
+    assert jobs.parallelism("orders") == jobs.parallelism(None) == {"Totals": 4}
+    for asked in (lambda: jobs.parallelism("oders"), lambda: jobs.rescale("Totals", 2, "oders")):
+        with pytest.raises(InvalidInputError, match=r"no running query .* is named 'oders'; those that are: 'orders'"):
+            asked()

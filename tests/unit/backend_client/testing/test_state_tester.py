@@ -342,3 +342,14 @@ def test_processor_that_returns_nothing_is_told_what_to_return() -> None:
         assert tester.test("a", [Row(sets_timer=True)]) == []
         with pytest.raises(InvalidInputError, match=f"handleExpiredTimer{remedy}"):
             tester.setProcessingTime(20)
+
+
+@pytest.mark.parametrize(
+    "sizes", [{"parallelism": 0}, {"parallelism": "2"}, {"maxParallelism": "8"}, {"maxParallelism": 40000}]
+)
+def test_impossible_sizes_are_told(sizes: dict[str, Any]) -> None:
+    """No partition would have a key."""
+    with pytest.raises(InvalidInputError, match=r"(?i)parallelism must be a whole number"):
+        StateTester(Purchases(), **sizes)
+    with StateTester(Purchases()) as tester, pytest.raises(InvalidInputError, match="parallelism must be a whole"):
+        tester.restore(parallelism=0)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import argparse
 import ast
 import json
 import re
@@ -12,7 +13,7 @@ from typing import Any
 import pytest
 
 from tools.reporting.figures import Figure, Goal
-from tools.reporting.target import TARGETS, TargetReport, is_set
+from tools.reporting.target import TARGETS, TargetReport, is_set, positive
 
 ROOT = Path(__file__).resolve().parents[4]
 MISSED = Figure("losses", 1, "sets", Goal("==", 0))
@@ -93,3 +94,11 @@ def test_every_target_that_measures_writes_its_report() -> None:
 
     assert set(TARGETS) <= set(re.findall(r"^([a-z0-9-]+):.*##", makefile, re.MULTILINE))
     assert written == dict.fromkeys(TARGETS, 1)
+
+
+@pytest.mark.parametrize("text", ["0", "-3", "x", "1.5", ""])
+def test_nothing_is_no_number_of_tries(text: str) -> None:
+    """A run that tries nothing would hold all of its goals."""
+    assert positive("12") == 12
+    with pytest.raises(argparse.ArgumentTypeError, match=f"at least 1, not '{text}'"):
+        positive(text)

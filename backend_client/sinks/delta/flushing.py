@@ -24,12 +24,14 @@ _CHECKED_COMMITS = 10
 
 
 def flush(folder: Path, version: int) -> None:
-    """Flush a commit and its files."""
+    """Flush a commit and its files, and the log's checkpoint if there is one of its version: readers begin with it."""
     commit = _commit_file(folder, version)
+    checkpoint = commit.with_suffix(".checkpoint.parquet")
+    of_log = [checkpoint, commit.with_name("_last_checkpoint")] if checkpoint.exists() else []
     files = [file for file, _ in _added(folder, _actions(commit))]
     # A partition by two columns is a folder in a folder, and the name of each is in the one around it.
     folders = {around for file in files for around in file.parents if folder in around.parents}
-    for path in [*files, *folders]:
+    for path in [*files, *folders, *of_log]:
         with suppress(FileNotFoundError):  # others remove files
             _flush(path)
     for path in (folder, commit, commit.parent):

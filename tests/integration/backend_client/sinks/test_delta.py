@@ -448,6 +448,19 @@ def test_marker_without_records_is_flushed(sink: DeltaSink, flushed: set[str]) -
     assert str(max(log(sink).glob("*.json"))) in flushed
 
 
+@on_disk
+def test_checkpoint_of_the_log_is_flushed(sink: DeltaSink, flushed: set[str]) -> None:
+    """The library makes one with every tenth commit, and no reader opens a table whose newest one is cut off."""
+    found, checkpoint_id = set[str](), 0
+    while not found:
+        flushed.clear()
+        publish(sink, checkpoint_id, checkpoint_id)
+        found = {str(path) for path in (*log(sink).glob("*.checkpoint*"), *log(sink).glob("_last_checkpoint"))}
+        checkpoint_id += 1
+    assert len(found) == 2
+    assert found < flushed
+
+
 def test_what_the_check_commits_is_flushed(tmp_path: Path, flushed: set[str]) -> None:
     """The first commits of a table, new columns, and the names of new folders: output is nothing without them."""
     path = tmp_path / "a" / "b" / "out"

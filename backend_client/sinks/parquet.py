@@ -139,6 +139,7 @@ class _Entries:
         self._store = store
         self._prefix = f"{_HIDDEN}/{name}-"
         self._newest = -1
+        self._oldest = 0
 
     def read(self) -> _Published | None:
         """
@@ -158,6 +159,7 @@ class _Entries:
             except NotFoundError:
                 continue  # a newer one has replaced it; files that it tells of may be gone, so they tell too little
             self._delete(numbers[:-1])
+            self._oldest = self._newest
             with suppress(ValueError):
                 return _Published.parse(data)
             return None
@@ -168,7 +170,9 @@ class _Entries:
         self._store.put(self._key(self._newest + 1), published.to_bytes(), if_absent=True)
         self._newest += 1
         if self._newest % _KEPT_ENTRIES == 0:
-            self._delete(range(self._newest - _KEPT_ENTRIES, self._newest))
+            # Each one once: a bucket with versions keeps a marker of each deletion, also of what is gone.
+            self._delete(range(self._oldest, self._newest))
+            self._oldest = self._newest
 
     def restless(self) -> UnavailableError:
         """Return the error if others add entries all the time."""
@@ -179,7 +183,7 @@ class _Entries:
 
     def _delete(self, numbers: Sequence[int]) -> None:
         """Delete entries; if that fails, the next publisher that opens the slot repeats it."""
-        keys = [self._key(number) for number in numbers if number >= 0]
+        keys = [self._key(number) for number in numbers]
         with suppress(DstlError):
             self._store.delete(keys) if keys else None
 

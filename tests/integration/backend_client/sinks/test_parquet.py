@@ -10,7 +10,7 @@ import os
 import signal
 import time
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import replace
 from decimal import Decimal
@@ -348,6 +348,26 @@ def test_entries_are_few(sink: ParquetSink, stores: list[CountingStore]) -> None
         publisher.publish([batch(number)], marker(number))
     assert stores[0].calls["delete"] == 2
     assert len(entries(open_store(sink.path))) == 40 - 32
+
+
+def test_entries_are_deleted_once(sink: ParquetSink, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A bucket with versions keeps a marker of each deletion, also of what is gone."""
+    kind, deleted = type(open_store(sink.path)), Counter[str]()
+    delete = kind.delete
+
+    def noted(store: ObjectStore, keys: Iterable[str]) -> None:
+        deleted.update(keys := list(keys))
+        delete(store, keys)
+
+    monkeypatch.setattr(kind, "delete", noted)
+    for number in range(20):
+        publish(sink, number, number)
+    publisher = sink.open(SLOT)
+    for number in range(20, 40):
+        publisher.publish([batch(number)], marker(number))
+    publisher.close()
+    assert {*deleted.values()} == {1}
+    assert len(deleted) + len(entries(open_store(sink.path))) == 40
 
 
 def test_an_empty_publish_is_fenced(sink: ParquetSink) -> None:

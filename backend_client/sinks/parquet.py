@@ -144,6 +144,7 @@ class _Entries:
         self._store = store
         self._prefix = f"{_HIDDEN}/{name}-"
         self._newest = -1
+        self._oldest = 0
 
     def read(self) -> _Published | None:
         """
@@ -163,6 +164,7 @@ class _Entries:
             except NotFoundError:
                 continue  # a newer one has replaced it; files that it tells of may be gone, so they tell too little
             self._delete(numbers[:-1])
+            self._oldest = self._newest
             with suppress(ValueError):
                 return _Published.parse(data)
             return None
@@ -173,7 +175,9 @@ class _Entries:
         self._store.put(self._key(self._newest + 1), published.to_bytes(), if_absent=True)
         self._newest += 1
         if self._newest % _KEPT_ENTRIES == 0:
-            self._delete(range(self._newest - _KEPT_ENTRIES, self._newest))
+            # Each one once: a bucket with versions keeps a marker of each deletion, also of what is gone.
+            self._delete(range(self._oldest, self._newest))
+            self._oldest = self._newest
 
     def restless(self) -> UnavailableError:
         """Return the error if others add entries all the time."""
@@ -184,7 +188,7 @@ class _Entries:
 
     def _delete(self, numbers: Sequence[int]) -> None:
         """Delete entries; if that fails, the next publisher that opens the slot repeats it."""
-        keys = [self._key(number) for number in numbers if number >= 0]
+        keys = [self._key(number) for number in numbers]
         with suppress(DstlError):
             self._store.delete(keys) if keys else None
 
@@ -197,6 +201,7 @@ class _ParquetPublisher(SlotPublisher):
         name = f"{slot.sink}-{slot.job_uid}-{slot.number:05d}"
         self._prefix, self._entries = f"{name}-", _Entries(store, name)
         self._last = self._newest()
+        self._is_overtaken = False
 
     def last_published(self) -> Marker | None:
         """Return the marker that was there when the slot was opened, or that was published since."""
@@ -208,6 +213,8 @@ class _ParquetPublisher(SlotPublisher):
 
         Output of checkpoints that it passes over may be given up; the file fences a paused publisher that still has it.
         """
+        if self._is_overtaken:
+            raise self._fenced()
         number = 0 if self._last is None else self._last.number + 1
         with ExitStack() as files:
             written = written_records(records, marker.to_text(), self._compression, files)
@@ -219,9 +226,14 @@ class _ParquetPublisher(SlotPublisher):
                 self._store.put(self._key(number), data, if_absent=True)
             except ConflictError as error:
                 raise self._fenced() from error
-        self._last = self._keep(_Published(number, marker))
-        if self._last.marker != marker:
+        # Of the next checkpoint all publishers know the same; so where this one put the file, none was further.
+        is_newest = self._last is None or self._is_next(marker)
+        kept = self._keep(_Published(number, marker), is_newest=is_newest)
+        if kept.number == number and kept.marker != marker:
             raise self._fenced()
+        # Another one has gone on from the file; its newest entry would not keep this one from going on, too.
+        self._is_overtaken = kept.number > number
+        self._last = _Published(number, marker)
         return written.rows
 
     def close(self) -> None:
@@ -275,24 +287,28 @@ class _ParquetPublisher(SlotPublisher):
         published = _Published(newest, _marker(self._store, self._key(newest))).after(entry)
         return self._keep(published)
 
-    def _keep(self, published: _Published) -> _Published:
+    def _keep(self, published: _Published, *, is_newest: bool = False) -> _Published:
         """
-        Put an entry that tells of a file, unless another publisher's does; return what is published.
+        Put an entry that tells of a file, unless another publisher's does; return what the newest one tells.
+
+        Args:
+            published: The state of the file.
+            is_newest: Whether an entry that can be put is the newest one. Otherwise that is looked for: others may have
+                put some meanwhile, and deleted those in between, in whose place it does not count.
 
         Raises:
             UnavailableError: It cannot be put. The file is published; the next publisher that opens the slot repeats
                 this. Without an entry, the output would be published again once the file is deleted.
         """
         for _ in range(_LOOKS):
-            try:
+            with suppress(ConflictError):
                 self._entries.add(published)
-            except ConflictError:
-                newest = self._entries.read()
-                if newest is not None and newest.number >= published.number:
+                if is_newest:
                     return published
-                published = published.after(newest)
-            else:
-                return published
+            newest = self._entries.read()
+            if newest is not None and newest.number >= published.number:
+                return newest
+            published = published.after(newest)
         raise self._entries.restless()
 
     def _listed(self) -> int:

@@ -14,24 +14,61 @@ from deltalake import DeltaTable
 from backend_client.sinks.delta.markers import is_of_slot
 from backend_client.sinks.protocol import Slot
 from storage.errors import UnavailableError
+from storage.local_files import flush_folder
 from storage.stored_json import parse_json
 
 _FLUSHED_AFTER_S = 6 * 3600.0
 """Older files are on the disk: systems write them after half a minute, and clocks may be hours apart."""
+_CHECKED_COMMITS = 10
+"""So many commits before a check are flushed with its own: those of checks that were killed before they did it."""
 
 
 def flush(folder: Path, version: int) -> None:
-    """Flush a commit and its files."""
+    """Flush a commit and its files, and the log's checkpoint if there is one of its version: readers begin with it."""
     commit = _commit_file(folder, version)
+    checkpoint = commit.with_suffix(".checkpoint.parquet")
+    of_log = [checkpoint, commit.with_name("_last_checkpoint")] if checkpoint.exists() else []
     files = [file for file, _ in _added(folder, _actions(commit))]
     # A partition by two columns is a folder in a folder, and the name of each is in the one around it.
     folders = {around for file in files for around in file.parents if folder in around.parents}
-    for path in [*filter(Path.exists, [*files, *folders]), folder, commit, commit.parent]:  # others remove files
-        descriptor = os.open(path, os.O_RDONLY)
-        try:
-            os.fsync(descriptor)
-        finally:
-            os.close(descriptor)
+    for path in [*files, *folders, *of_log]:
+        with suppress(FileNotFoundError):  # others remove files
+            _flush(path)
+    for path in (folder, commit, commit.parent):
+        _flush(path)
+
+
+def _flush(path: Path) -> None:
+    descriptor = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+
+
+def flush_parents(folder: Path) -> None:
+    """Flush the names of a table's folder and of those around it, as far as this process may open them."""
+    for around in folder.parents:
+        with suppress(PermissionError):
+            flush_folder(os.fspath(around))
+
+
+def flush_checked(folder: Path, opened: int, newest: int) -> None:
+    """
+    Flush what a check has committed, or one before it: commits on which those of output are built.
+
+    Without them no reader could open the table, whose output the log has given up.
+
+    Args:
+        folder: The table's folder.
+        opened: The table's version when the check opened it.
+        newest: Its version afterwards.
+    """
+    oldest_s = time.time() - _FLUSHED_AFTER_S
+    for number in (0, *range(max(1, opened - _CHECKED_COMMITS), newest + 1)):
+        with suppress(FileNotFoundError):  # the log was cleaned
+            if _commit_file(folder, number).stat().st_mtime > oldest_s:
+                flush(folder, number)
 
 
 def flush_newest(table: DeltaTable, folder: Path, slot: Slot) -> None:

@@ -36,12 +36,12 @@ from deltalake.exceptions import DeltaError, TableNotFoundError
 
 from backend_client.sinks.delta.columns import check_readable, check_table, column_types, conformed, stored_columns
 from backend_client.sinks.delta.constraints import check_lengths
-from backend_client.sinks.delta.flushing import flush, flush_newest
+from backend_client.sinks.delta.flushing import flush_checked, flush_newest, flush_parents
 from backend_client.sinks.delta.markers import check_retention, stored_marker, transactions
+from backend_client.sinks.delta.spool import rows_per_group, spool
 from backend_client.sinks.delta.statistics import check_values, statistics_of, without_floats
 from backend_client.sinks.delta.storage_options import endpoint_of, told
 from backend_client.sinks.protocol import Marker, Sink, Slot, SlotPublisher
-from backend_client.sinks.temporary_files import room_for_records
 from storage.errors import DstlError, FencedError, InvalidInputError, UnavailableError
 from storage.open import open_store
 
@@ -52,8 +52,6 @@ _COMMIT_RETRIES = 100
 _CLEANED_EVERY = 1_000
 """To remove old commits, the library lists the whole log: in each publish, that would take longer with every one."""
 _Compression = Literal["ZSTD", "SNAPPY", "GZIP", "UNCOMPRESSED"]
-_ROW_GROUP_BYTES = 64 << 20
-"""A file is written one row group at a time, which the library holds in memory."""
 _UNUSABLE = re.compile(r"%[0-9A-Fa-f]{2}|[\[\]^|\\\x00-\x1f\x7f]")
 """With these in a folder's name the library makes empty commits, but panics, or uses another folder, to write files."""
 _LOOKED_AGAIN_AFTER_S = 10.0
@@ -113,11 +111,14 @@ class DeltaSink(Sink):
         self._check_conditional_puts()
         with told(self.path, self.storage_options):
             table = self._opened(wanted)
+            opened = table.version()
             added = check_table(table, self.path, wanted, self.partition_by, merge=self.merge_schema)
             if added:
                 table.alter.add_columns(added)
             check_retention(table, self.path)
             _commit_nothing(table, CommitProperties(custom_metadata={"dstl": "check of a sink"}))
+            if self.is_local:
+                flush_checked(self.folder, opened, self.table().version())
 
     def open(self, slot: Slot) -> SlotPublisher:
         """Open a slot. Of several publishers the first one to commit wins; the others are fenced."""
@@ -137,6 +138,11 @@ class DeltaSink(Sink):
     def location(self) -> str:
         """Where `deltalake` finds the table."""
         return unquote(urlsplit(self.path).path) if self.is_local else self.path
+
+    @property
+    def folder(self) -> Path:
+        """The table's folder on a disk, as the library finds it: without ``..`` and links."""
+        return Path(os.path.realpath(self.location))
 
     @property
     def options(self) -> dict[str, str]:
@@ -160,6 +166,7 @@ class DeltaSink(Sink):
     def _create(self, columns: pa.Schema) -> None:
         if self.is_local:
             os.makedirs(self.location, exist_ok=True)
+            flush_parents(self.folder)
         DeltaTable.create(
             self.location,
             columns,
@@ -192,7 +199,7 @@ class _DeltaPublisher(SlotPublisher):
         check_retention(self._table, sink.path)
         self._last = stored_marker(self._table, slot)
         if sink.is_local and self._last is not None:
-            flush_newest(self._table, Path(sink.location), slot)
+            flush_newest(self._table, sink.folder, slot)
 
     def last_published(self) -> Marker | None:
         """Return the marker of the table's version on which a commit is built."""
@@ -203,15 +210,15 @@ class _DeltaPublisher(SlotPublisher):
         schema = stored_columns(self._table, self._sink.path)
         # Through a file: the library reads in its own threads, where the log's errors would lose their kind.
         with tempfile.TemporaryFile() as file:
-            rows, size_bytes = _spool(file, self._conformed(records, schema), schema)
+            rows, size_bytes = spool(file, self._conformed(records, schema), schema)
             try:
                 with told(self._sink.path, self._sink.storage_options):
                     if time.time() - self._opened_s > _LOOKED_AGAIN_AFTER_S:
                         self._check_same(self._sink.table())
-                    self._commit(file if rows else None, marker, _rows_per_group(rows, size_bytes))
-                    self._check_committed(marker)
+                    self._commit(file if rows else None, marker, rows_per_group(rows, size_bytes))
+                    newest = self._check_committed(marker)
                     if self._sink.is_local:
-                        flush(Path(self._sink.location), self._table.version())
+                        flush_newest(newest, self._sink.folder, self._slot)
             except UnavailableError as error:
                 if isinstance(error.__cause__, DeltaError):
                     self._check_not_overtaken()
@@ -258,9 +265,9 @@ class _DeltaPublisher(SlotPublisher):
             post_commithook_properties=afterwards,
         )
 
-    def _check_committed(self, marker: Marker) -> None:
+    def _check_committed(self, marker: Marker) -> DeltaTable:
         """
-        Check that readers see the commit.
+        Check that readers see the commit; return the table with it.
 
         A process that stands still between choosing a number and putting the commit may come so late that the log has
         been cleaned: then the number is free again, and its commit lies before the log's checkpoint, where no reader
@@ -270,6 +277,7 @@ class _DeltaPublisher(SlotPublisher):
         self._check_same(newest)
         if newest.version() != self._table.version() and stored_marker(newest, self._slot) != marker:
             raise self._fenced()
+        return newest
 
     def _check_same(self, newest: DeltaTable) -> None:
         """
@@ -315,22 +323,3 @@ def _commit_nothing(
         commit_properties=properties,
         post_commithook_properties=afterwards,
     )
-
-
-def _spool(file: IO[bytes], records: Iterable[pa.RecordBatch], schema: pa.Schema) -> tuple[int, int]:
-    """Write records with these columns into a file as an IPC stream; return the number of rows, and bytes."""
-    rows = size_bytes = 0
-    options = pa.ipc.IpcWriteOptions(compression="lz4")
-    with pa.ipc.new_stream(file, schema, options=options) as writer:
-        for batch in records:
-            with room_for_records():
-                writer.write_batch(batch)
-            rows, size_bytes = rows + batch.num_rows, size_bytes + batch.nbytes
-    with room_for_records():
-        file.flush()
-    file.seek(0)
-    return rows, size_bytes
-
-
-def _rows_per_group(rows: int, size_bytes: int) -> int:
-    return max(1, rows * _ROW_GROUP_BYTES // max(size_bytes, 1))

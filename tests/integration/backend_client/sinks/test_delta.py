@@ -417,6 +417,65 @@ def test_files_of_partitions_are_flushed(tmp_path: Path, sink: DeltaSink, monkey
     assert {str(tmp_path / "nested" / name) for name in ("a=1/b=2", "a=1", ".")} <= {*flushed}
 
 
+@pytest.fixture
+def flushed(monkeypatch: pytest.MonkeyPatch) -> set[str]:
+    """The files and folders that are flushed in a test."""
+    found = set[str]()
+    monkeypatch.setattr(os, "fsync", lambda descriptor: found.add(os.readlink(f"/proc/self/fd/{descriptor}")))
+    return found
+
+
+@pytest.mark.parametrize("path", ["a/../out", "link/../out", "link", "out/"])
+def test_files_are_flushed_whatever_the_spelling_of_a_path(tmp_path: Path, flushed: set[str], path: str) -> None:
+    """Its parts may be `..` and links, which the library follows; the one of a link to a folder is that of its end."""
+    (tmp_path / "a" / "b").mkdir(parents=True)
+    (tmp_path / "link").symlink_to(tmp_path / "a" / "b")
+    sink = DeltaSink(f"file://{tmp_path}/{path}", partition_by=("k",))
+    sink.check(COLUMNS, [SLOT])
+    flushed.clear()
+    publish(sink, 0, 1, 2)
+    there = {str(file) for file in tmp_path.rglob("*.parquet")}
+    assert len(there) == 2
+    assert there < flushed
+    assert seen(sink) == [1, 2]
+
+
+@on_disk
+def test_marker_without_records_is_flushed(sink: DeltaSink, flushed: set[str]) -> None:
+    """The library does not tell the version of such a commit; another writer's may have come after it."""
+    publish(sink, 0, 1)
+    flushed.clear()
+    publish(sink, 1)
+    assert str(max(log(sink).glob("*.json"))) in flushed
+
+
+@on_disk
+def test_checkpoint_of_the_log_is_flushed(sink: DeltaSink, flushed: set[str]) -> None:
+    """The library makes one with every tenth commit, and no reader opens a table whose newest one is cut off."""
+    found, checkpoint_id = set[str](), 0
+    while not found:
+        flushed.clear()
+        publish(sink, checkpoint_id, checkpoint_id)
+        found = {str(path) for path in (*log(sink).glob("*.checkpoint*"), *log(sink).glob("_last_checkpoint"))}
+        checkpoint_id += 1
+    assert len(found) == 2
+    assert found < flushed
+
+
+def test_what_the_check_commits_is_flushed(tmp_path: Path, flushed: set[str]) -> None:
+    """The first commits of a table, new columns, and the names of new folders: output is nothing without them."""
+    path = tmp_path / "a" / "b" / "out"
+    DeltaSink(path.as_uri()).check(COLUMNS, [SLOT])
+    made = {str(found) for found in (tmp_path, *tmp_path.rglob("*"))}
+    assert made <= flushed
+    flushed.clear()
+    wide = COLUMNS.append(pa.field("w", pa.int64()))
+    DeltaSink(path.as_uri(), merge_schema=True).check(wide, [SLOT])
+    added = {str(found) for found in path.rglob("*")} - made
+    assert len(added) == 2
+    assert added <= flushed
+
+
 @on_disk
 def test_commit_of_a_killed_publisher_is_flushed(sink: DeltaSink, monkeypatch: pytest.MonkeyPatch) -> None:
     """The next one publishes it, and the log gives the records up; also where others have committed since."""

@@ -10,7 +10,7 @@ import os
 import signal
 import time
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import replace
 from decimal import Decimal
@@ -202,6 +202,85 @@ def test_late_entry_in_a_freed_place_changes_nothing(sink: ParquetSink) -> None:
     assert entries(store) == [newest]
 
 
+@pytest.mark.parametrize("branch", [0, 7])
+def test_entry_of_a_file_in_a_freed_place_is_put_again(sink: ParquetSink, branch: int) -> None:
+    """Its publisher stood still while others published checkpoints without records, whose entries were deleted."""
+    publish(sink, 0, 0)
+    paused = sink.open(SLOT)
+    for number in (1, 2):
+        publish(sink, number)
+    assert last(sink) == marker(2)
+    paused.publish([batch(4)], marker(4, branch))
+    paused.close()
+    open_store(sink.path).delete(names(sink))
+    assert last(sink) == marker(4, branch)
+
+
+def test_file_whose_entry_comes_in_a_freed_place(sink: ParquetSink, stores: list[CountingStore]) -> None:
+    """It is found by a publisher that then stands still; another one was killed before it put the entry, too."""
+    publish(sink, 0, 0)
+    first, second = sink.open(SLOT), sink.open(SLOT)
+    leave_the_entry_out(stores[-2])
+    with pytest.raises(UnavailableError, match="no answer"):
+        first.publish([batch(4)], marker(4))
+
+    def others() -> None:
+        second.publish([], marker(1))
+        second.publish([], marker(2))
+        store = open_store(sink.path)
+        store.delete(entries(store)[:-1])
+
+    with opened_slowly(others):
+        assert last(sink) == marker(4)
+    open_store(sink.path).delete(names(sink))
+    assert last(sink) == marker(4)
+
+
+@contextmanager
+def opened_slowly(others: Callable[[], None]) -> Iterator[None]:
+    """Have others do something before the first put of the next publisher that opens a slot."""
+    slow = Counter(sinks=1)
+
+    def opening(path: str, **options: Any) -> CountingStore:
+        store = CountingStore(open_store(path, **options))
+        if slow.pop("sinks", 0):
+            store.before["put"] = others
+        return store
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(parquet, "open_store", opening)
+        yield
+
+
+def test_a_slot_that_others_publish_while_it_is_opened(sink: ParquetSink, stores: list[CountingStore]) -> None:
+    """Its publisher finds a file, and another one puts the entry and the next file, whose marker is the newest."""
+    publish(sink, 0, 0)
+    killed = sink.open(SLOT)
+    leave_the_entry_out(stores[-1])
+    with pytest.raises(UnavailableError, match="no answer"):
+        killed.publish([batch(1)], marker(1))
+    with opened_slowly(lambda: publish(sink, 2, 2)):
+        paused = sink.open(SLOT)
+    assert paused.last_published() == marker(2)
+    paused.publish([], marker(3))
+    paused.close()
+    open_store(sink.path).delete(names(sink))
+    assert last(sink) == marker(3)
+
+
+def test_a_publisher_from_whose_file_others_went_on_is_fenced(sink: ParquetSink, stores: list[CountingStore]) -> None:
+    """Its file counts. The entry that it finds is not its own, and must not let it put the next one."""
+    publish(sink, 0, 0)
+    publisher = sink.open(SLOT)
+    slow = stores[-1]
+    slow.before["put"] = lambda: slow.before.update(put=lambda: publish(sink, 5, 5))
+    assert publisher.publish([batch(4)], marker(4)) == 1
+    with pytest.raises(FencedError):
+        publisher.publish([], marker(5))
+    publisher.close()
+    assert (last(sink), seen(sink)) == (marker(5), [0, 4, 5])
+
+
 def test_an_entry_that_is_replaced_while_it_is_looked_for(sink: ParquetSink, monkeypatch: pytest.MonkeyPatch) -> None:
     """Its successor counts. The files alone tell too little if some were deleted, and would be published again."""
     for number in range(3):
@@ -273,7 +352,7 @@ def test_late_file_sets_no_marker_back(sink: ParquetSink, monkeypatch: pytest.Mo
     paused = sink.open(SLOT)
     for number in range(1, 6):
         publish(sink, number)
-    monkeypatch.setattr(paused, "_keep", lambda published: published)
+    monkeypatch.setattr(paused, "_keep", lambda published, **_: published)
     paused.publish([], marker(2))
     paused.close()
     assert (last(sink), seen(sink), len(names(sink))) == (marker(5), [0], 2)
@@ -349,6 +428,26 @@ def test_entries_are_few(sink: ParquetSink, stores: list[CountingStore]) -> None
         publisher.publish([batch(number)], marker(number))
     assert stores[0].calls["delete"] == 2
     assert len(entries(open_store(sink.path))) == 40 - 32
+
+
+def test_entries_are_deleted_once(sink: ParquetSink, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A bucket with versions keeps a marker of each deletion, also of what is gone."""
+    kind, deleted = type(open_store(sink.path)), Counter[str]()
+    delete = kind.delete
+
+    def noted(store: ObjectStore, keys: Iterable[str]) -> None:
+        deleted.update(keys := list(keys))
+        delete(store, keys)
+
+    monkeypatch.setattr(kind, "delete", noted)
+    for number in range(20):
+        publish(sink, number, number)
+    publisher = sink.open(SLOT)
+    for number in range(20, 40):
+        publisher.publish([batch(number)], marker(number))
+    publisher.close()
+    assert {*deleted.values()} == {1}
+    assert len(deleted) + len(entries(open_store(sink.path))) == 40
 
 
 def test_an_empty_publish_is_fenced(sink: ParquetSink) -> None:

@@ -45,16 +45,21 @@ class BatchTimes:
         tree = self._plan.tree()
         return time if tree is None or not tree.is_stateful else output_time(tree, time)
 
-    def closed_ms(self, time: BatchTime | None) -> tuple[int | None, int | None]:
+    def closed_ms(self, time: BatchTime | None, delay_ms: int | None = None) -> tuple[int | None, int | None]:
         """
         Return the watermark in ms that closes the batch just read, and the same as seen after the query's input plan.
 
         Both are None for a batch that is left open: Spark's own operators ask for a batch without data, or Spark is
         configured to run none.
+
+        Args:
+            time: The batch's time.
+            delay_ms: The delay to assume in place of that of the query's only watermark.
         """
         if time is None or not self._closes:
             return None, None
-        tree, next_ms = self._plan.tree(), self._plan.next_watermark_ms()
+        tree = self._plan.tree()
+        next_ms = self._plan.next_watermark_ms() if delay_ms is None else self._plan.watermark_ms(delay_ms)
         if tree is None or next_ms is None:
             return None, None
         if tree.is_stateful and tree.asks_at(next_ms):
@@ -68,9 +73,9 @@ class BatchTimes:
             return closed_ms, closed_ms
         return closed_ms, output_watermark_ms(tree, closed_ms)
 
-    def has_watermark(self) -> bool:
-        """Return whether the query has a watermark, at which its batches are closed."""
-        return self._plan.has_watermark()
+    def delays_ms(self) -> tuple[int, ...]:
+        """Return the delay in ms of each of the query's watermarks, at which its batches are closed."""
+        return self._plan.delays_ms()
 
     def fires_first(self, operator: Operator, context: BatchContext) -> bool:
         """

@@ -9,7 +9,7 @@ the plan; the nodes' answers are Spark's.
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any, TypeVar
 
 from py4j.protocol import Py4JError
@@ -72,7 +72,7 @@ class StreamPlan:
         self._query_id = query_id
         self._execution: Any = None
         self._is_stateless = False
-        self._has_watermark: bool | None = None
+        self._delays_ms: tuple[int, ...] | None = None
         self._is_missing = False
 
     def tree(self) -> PlanNode | None:
@@ -83,13 +83,26 @@ class StreamPlan:
         self._is_stateless = tree is not None and not tree.is_stateful
         return tree
 
-    def has_watermark(self) -> bool:
-        """Return whether the query has a watermark: false if it is unknown."""
-        if self._has_watermark is None:
-            self._has_watermark = self._asked(
-                lambda execution: _has_watermark(execution.lastExecution().executedPlan())
+    def delays_ms(self) -> tuple[int, ...]:
+        """Return the delay in ms of each watermark of the query; none if it is unknown."""
+        if self._delays_ms is None:
+            self._delays_ms = self._asked(
+                lambda execution: tuple(
+                    int(node.delayMs()) for node in _watermarks(execution.lastExecution().executedPlan())
+                )
             )
-        return bool(self._has_watermark)
+        return self._delays_ms or ()
+
+    def watermark_ms(self, delay_ms: int) -> int | None:
+        """Return what `next_watermark_ms` would with another delay, of a query with one watermark."""
+
+        def ask(execution: Any) -> int:
+            batch = execution.lastExecution()
+            (found,) = (node.eventTimeStats().value() for node in _watermarks(batch.executedPlan()))
+            before_ms = int(batch.offsetSeqMetadata().batchWatermarkMs())
+            return max(before_ms, int(found.max()) - delay_ms) if found.count() else before_ms
+
+        return self._asked(ask)
 
     def next_watermark_ms(self) -> int | None:
         """
@@ -145,10 +158,13 @@ def _tree(plan: Any, stateful: dict[str, bool]) -> PlanNode:
     return PlanNode(nodes, lets_out=lets_out, asks=asks)
 
 
-def _has_watermark(plan: Any) -> bool:
+def _watermarks(plan: Any) -> Iterator[Any]:
+    """Yield the nodes of a physical plan that give watermarks."""
+    if str(plan.nodeName()) == "EventTimeWatermark":
+        yield plan
     children = plan.children()
-    inputs = (children.apply(number) for number in range(children.size()))
-    return str(plan.nodeName()) == "EventTimeWatermark" or any(map(_has_watermark, inputs))
+    for number in range(children.size()):
+        yield from _watermarks(children.apply(number))
 
 
 def _is_stateful(plan: Any) -> bool:

@@ -28,7 +28,10 @@ _GIVEN_UP = "dstl-given-up"
 """Folder with an empty file ``<number>_<batches>_<uid>`` for each time that the folder was set back or made for a fork,
 from 0 on."""
 _CLOSED = "dstl-closed"
-"""File with the watermark at which the newest batch was closed whose output may be seen without its checkpoint."""
+"""File with the watermark at which the newest batch was closed whose output may be seen without its checkpoint; of a
+query with several watermarks."""
+_CLOSED_BY = "dstl-closed-by"
+"""File with the delay of the only watermark, with which batches were closed since it changed."""
 _FORK = "dstl-fork"
 """File with the origin of the fork for which the folder was made."""
 _ENTRY = re.compile(r"([0-9]+)(\.compact)?")
@@ -121,17 +124,30 @@ class CheckpointLog:
 
     def closed(self, batch_id: int, base: str) -> tuple[int | None] | None:
         """Return what `note_closed` has noted of a batch on this base; None if it has noted nothing."""
-        try:
-            noted = json.loads(self._read(_CLOSED) or "{}")
-        except (ValueError, PySparkException, Exception) as error:
-            if isinstance(error, ValueError) or "ChecksumException" in str(error):
-                return None  # its writer was killed, before anybody saw output
-            raise
+        noted = self._noted(_CLOSED)
         return (noted["closed_ms"],) if (noted.get("batch"), noted.get("base")) == (batch_id, base) else None
 
     def note_closed(self, batch_id: int, base: str, closed_ms: int | None) -> None:
         """Note the watermark at which a batch is closed, None if it is left open, before its output is seen."""
         self._write(_CLOSED, json.dumps({"batch": batch_id, "base": base, "closed_ms": closed_ms}))
+
+    def closing_delay(self) -> int | None:
+        """Return the noted delay in ms of the query's only watermark; None if none is noted."""
+        return self._noted(_CLOSED_BY).get("delay_ms")
+
+    def note_closing_delay(self, delay_ms: int) -> None:
+        """Note the delay of the query's only watermark, before output of the first batch with it is seen."""
+        self._write(_CLOSED_BY, json.dumps({"delay_ms": delay_ms}))
+
+    def _noted(self, name: str) -> dict[str, Any]:
+        """Return a note; an empty one if there is none, or its writer was killed: nobody has seen output then."""
+        try:
+            noted = json.loads(self._read(name) or "{}")
+        except Exception as error:
+            if isinstance(error, ValueError) or "ChecksumException" in str(error):
+                return {}
+            raise
+        return noted if isinstance(noted, dict) else {}
 
     def begins_at(self, uid: str) -> bool:
         """Return whether the folder was last set back to the checkpoint of this uid, or made for it by `fork`."""

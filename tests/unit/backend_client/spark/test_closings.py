@@ -25,6 +25,7 @@ class Log:
 
     def __init__(self) -> None:
         self.noted: dict[tuple[int, str], tuple[int | None]] = {}
+        self.delay_ms: int | None = None
         self.writes = 0
 
     def closed(self, batch_id: int, base: str) -> tuple[int | None] | None:
@@ -32,6 +33,13 @@ class Log:
 
     def note_closed(self, batch_id: int, base: str, closed_ms: int | None) -> None:
         self.noted = {(batch_id, base): (closed_ms,)}
+        self.writes += 1
+
+    def closing_delay(self) -> int | None:
+        return self.delay_ms
+
+    def note_closing_delay(self, delay_ms: int) -> None:
+        self.delay_ms = delay_ms
         self.writes += 1
 
 
@@ -62,6 +70,27 @@ def test_a_batch_is_closed_at_the_same_watermark_again() -> None:
     assert closings(log, of_two(150), 8).closed_ms(7, BASE, TIME) == (130, 130)
     assert closings(log, of_two(0), 8).closed_ms(7, None, TIME) == (100, 100), "another branch"
     assert closings(log, of_two(140), 8).closed_ms(8, BASE, TIME) == (140, 140), "the next batch"
+
+
+def of_one(delay_ms: int, newest_ms: int) -> StreamPlan:
+    """Return the plan of a query with one input, whose newest row has this time."""
+    return stream_plan(watermarked(delay_ms, [newest_ms]), newest_ms - delay_ms)
+
+
+def test_a_changed_delay_does_not_hold_for_the_batch_that_is_executed_again() -> None:
+    """I14: it holds from the next one on, and only then it is noted, so also a third driver closes it as the first."""
+    log = Log()
+    first = closings(log, of_one(20, 150), 7)
+    assert first.closed_ms(7, BASE, TIME) == (130, 130)
+    assert first.closed_ms(8, BASE, TIME) == (130, 130)
+    assert log.writes == 1, "nothing is noted of a batch whose watermark follows from its rows"
+    for _ in range(2):
+        assert closings(log, of_one(5, 150), 9).closed_ms(8, BASE, TIME) == (130, 130)
+    after = closings(log, of_one(5, 150), 9)
+    assert after.closed_ms(8, BASE, TIME) == (130, 130)
+    assert after.closed_ms(9, BASE, TIME) == (145, 145)
+    assert closings(log, of_one(5, 150), 10).closed_ms(9, BASE, TIME) == (145, 145)
+    assert log.writes == 2
 
 
 NONE = stream_plan(Node("Scan"), 0)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from types import SimpleNamespace
 from typing import Any
 
@@ -9,6 +10,9 @@ import pytest
 from py4j.protocol import Py4JError
 
 from backend_client.spark.private.stream_plan import StreamPlan
+
+BEFORE_MS = 100
+"""The watermark before the batch."""
 
 
 class Nodes(list["Node"]):
@@ -24,8 +28,18 @@ class Nodes(list["Node"]):
 class Node:
     """A node of a physical plan; a stateful one has an output watermark `keeps_back_ms` before that of its input."""
 
-    def __init__(self, name: str, *children: Node, keeps_back_ms: int | None = None) -> None:
+    def __init__(
+        self,
+        name: str,
+        *children: Node,
+        keeps_back_ms: int | None = None,
+        delay_ms: int = 0,
+        times_ms: Sequence[int] = (),
+    ) -> None:
         self.name = name
+        self.delayMs = lambda: delay_ms
+        found = SimpleNamespace(count=lambda: len(times_ms), max=lambda: max(times_ms, default=-(2**63)))
+        self.eventTimeStats = lambda: SimpleNamespace(value=lambda: found)
         self._children = Nodes(children)
         self._keeps_back_ms = keeps_back_ms
 
@@ -62,16 +76,18 @@ def stream_plan(node: Node | None, watermark_ms: int = 0) -> StreamPlan:
     """Return the plan of a query; without a node, that of a Spark version without the needed interfaces."""
     execution = SimpleNamespace()
     if node is not None:
-        execution.lastExecution = lambda: SimpleNamespace(executedPlan=lambda: node)
+        metadata = SimpleNamespace(batchWatermarkMs=lambda: BEFORE_MS)
+        batch = SimpleNamespace(executedPlan=lambda: node, offsetSeqMetadata=lambda: metadata)
+        execution.lastExecution = lambda: batch
         execution.watermarkTracker = lambda: Tracker(watermark_ms)
     query = SimpleNamespace(_jsq=SimpleNamespace(streamingQuery=lambda: execution))
     spark: Any = SimpleNamespace(streams=SimpleNamespace(get={"id": query}.__getitem__))
     return StreamPlan(spark, lambda: "id")
 
 
-def watermarked() -> Node:
-    """Return an input with a watermark, below which nothing matters."""
-    return Node("EventTimeWatermark", Node("Scan"))
+def watermarked(delay_ms: int = 0, times_ms: Sequence[int] = ()) -> Node:
+    """Return an input with a watermark, of which rows with these times are read; below it nothing matters."""
+    return Node("EventTimeWatermark", Node("Scan"), delay_ms=delay_ms, times_ms=times_ms)
 
 
 def test_stateful_operators_are_found() -> None:
@@ -97,10 +113,18 @@ def test_next_watermark_is_the_trackers() -> None:
     assert stream_plan(watermarked(), 120).next_watermark_ms() == 120
 
 
-def test_queries_with_and_without_a_watermark() -> None:
-    """One input may have it, wherever it is in the plan."""
-    assert stream_plan(Node("Union", Node("Scan"), Node("Project", watermarked()))).has_watermark()
-    assert not stream_plan(Node("Union", Node("Scan"), Node("Scan"))).has_watermark()
+def test_delays_of_all_watermarks() -> None:
+    """An input may have one, wherever it is in the plan."""
+    plan = Node("Union", Node("Scan"), Node("Project", watermarked(5)), watermarked(7))
+    assert stream_plan(plan).delays_ms() == (5, 7)
+    assert stream_plan(Node("Union", Node("Scan"), Node("Scan"))).delays_ms() == ()
+
+
+@pytest.mark.parametrize(("times_ms", "expected"), [((130, 150, 140), 130), ((110,), BEFORE_MS), ((), BEFORE_MS)])
+def test_watermark_with_another_delay(times_ms: Sequence[int], expected: int) -> None:
+    """It is that of the newest row, and never goes back, whatever the delay of the plan is."""
+    plan = stream_plan(Node("Project", watermarked(5, times_ms)))
+    assert plan.watermark_ms(20) == expected
 
 
 def test_other_versions_of_spark(caplog: pytest.LogCaptureFixture) -> None:
@@ -109,6 +133,7 @@ def test_other_versions_of_spark(caplog: pytest.LogCaptureFixture) -> None:
 
     assert plan.tree() is None
     assert plan.next_watermark_ms() is None
-    assert not plan.has_watermark()
+    assert plan.delays_ms() == ()
+    assert plan.watermark_ms(5) is None
     assert len(caplog.records) == 1
     assert "does not expose the watermark within a batch" in caplog.text

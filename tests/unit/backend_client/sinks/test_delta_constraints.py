@@ -72,10 +72,16 @@ def test_all_else_is_foreign(text: str) -> None:
     assert is_foreign(text)
 
 
+def test_long_ones_are_foreign() -> None:
+    """Whoever may alter the table could keep the driver and each publish busy for minutes."""
+    assert not is_foreign("v > 0" + " and v > 0" * 300)
+    assert is_foreign("v > 0" + " and v > 0" * 400)
+
+
 @pytest.mark.timeout(10)
 @pytest.mark.parametrize("text", ["v" * 60_000, f"v in (1{' ' * 60_000}x", "v > 0 and " * 6_000])
 def test_long_ones_are_foreign_at_once(text: str) -> None:
-    """Whoever may alter the table could keep the driver and each publish busy for minutes."""
+    """They are not looked at."""
     assert is_foreign(text)
 
 

@@ -24,7 +24,7 @@ from storage.errors import InvalidInputError
 _BRANCHES_MAX = 20
 """A rewind to a checkpoint of an older branch may publish again what that branch had published."""
 MARKER_CHARS_MAX = 2_000
-"""A longer text is no marker; the longest one has 1,031. Whoever may write to the system may put any text in its place."""
+"""A longer text is no marker: the longest has 1,031. Whoever may write to the system may put any text in its place."""
 _PAIR = "[0-9]{1,18}:[0-9]{1,18}"
 _MARKER = re.compile(rf"([0-9A-Za-z_-]{{1,64}}) ([0-9]{{1,5}}) (\S{{1,200}})(?: ({_PAIR}(?:,{_PAIR})*))?")
 

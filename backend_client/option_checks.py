@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from datetime import timedelta
 from functools import partial
+from numbers import Integral
 from typing import Any
 
 from storage.errors import InvalidInputError
@@ -27,6 +28,9 @@ _BOUNDS = {
 _MICROSECOND = timedelta(microseconds=1)
 _LONGEST = timedelta(days=3_650_000)
 """About ten thousand years: times and a few such durations together fit 64 bits of microseconds."""
+
+_WHOLE: Any = Integral
+"""Whole numbers, NumPy's among them; for type checkers, Python's are none."""
 
 
 def check_bounds(options: Iterable[str]) -> None:
@@ -87,8 +91,8 @@ def micros(what: str, duration: Any) -> int:
 
 
 def check_whole(what: str, number: Any, at_least: int, at_most: int) -> None:
-    """Refuse what is no whole number within these bounds, both included, with `InvalidInputError`."""
-    if not isinstance(number, int) or isinstance(number, bool) or not at_least <= number <= at_most:
+    """Refuse what is no whole number, of Python or NumPy, within these bounds, both included: `InvalidInputError`."""
+    if not isinstance(number, _WHOLE) or isinstance(number, bool) or not at_least <= number <= at_most:
         raise InvalidInputError(f"{what} must be a whole number, {at_least} to {at_most}, not {number!r}")
 
 

@@ -39,7 +39,9 @@ class KeyColumns:
 
     def encode(self, columns: Sequence[pa.Array]) -> pa.Array:
         """Return one key's bytes per row; columns that come from Spark may have other time zones and widths."""
-        return pack_rows([column.cast(field.type) for column, field in zip(columns, self.fields, strict=True)], _packed)
+        return pack_rows(
+            [_cast(column, field.type) for column, field in zip(columns, self.fields, strict=True)], _packed
+        )
 
     def keys_of(self, columns: Sequence[pa.Array]) -> list[bytes]:
         """Return the same as Python's bytes."""
@@ -83,6 +85,11 @@ class KeyColumns:
         return pa.RecordBatch.from_arrays(arrays, schema=self.fields), numbers
 
 
+def _cast(column: pa.Array, kind: pa.DataType) -> pa.Array:
+    # Arrow's cast damages slices of structs in which a field is always null.
+    return column if column.type == kind else column.cast(kind)
+
+
 def _packed(column: pa.Array) -> pa.Array:
     """Return the MessagePack of each value."""
     pack = msgpack.Packer(use_bin_type=True, unicode_errors=_ANY_TEXT).pack
@@ -98,7 +105,7 @@ def _stored_forms(column: pa.Array) -> list[Any]:
     """
     kind = column.type
     if pa.types.is_struct(kind):
-        parts = zip(*map(_stored_forms, column.flatten()), strict=True)
+        parts = list(zip(*map(_stored_forms, column.flatten()), strict=True)) or [()] * len(column)
         return [list(part) if valid else None for part, valid in zip(parts, column.is_valid().to_pylist(), strict=True)]
     if pa.types.is_list(kind):
         items = iter(_stored_forms(column.flatten()))

@@ -6,14 +6,18 @@ No I/O.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from difflib import get_close_matches
 from typing import Any
 
 from pyspark.sql.streaming import StatefulProcessor
 
 from backend_client.columnar.processor import ColumnarProcessor
+from backend_client.columnar.windows import Windows
 from storage.errors import InvalidInputError
+
+_ATTRIBUTES = {"windows": Windows, "expires": bool, "watermark_column": str}
+"""What optional names are that are no methods."""
 
 _ALIKE = 0.9
 """How alike a method's name and that of one of Spark's are, from 0 to 1, if the former is taken for a slip."""
@@ -67,11 +71,18 @@ def check_columnar_names(operator: str, processor: ColumnarProcessor) -> None:
 
 def _slip(kind: type, base: type, optional: Sequence[str]) -> tuple[str, str] | None:
     """Return a name of a class that looks like an optional one of its base, which it leaves out, and the latter."""
-    own = {_plain(name): name for name in dir(kind) if not name.startswith("_") and not hasattr(base, name)}
+    names = [name for name in dir(kind) if not name.startswith("_") and not hasattr(base, name)]
     for name in optional:
+        takes = _ATTRIBUTES.get(name, Callable)
+        own = {_plain(one): one for one in names if _may_be_meant(getattr(kind, one, None), takes)}
         if not _has(kind, base, name) and (near := get_close_matches(_plain(name), own, 1, _ALIKE)):
             return own[near[0]], name
     return None
+
+
+def _may_be_meant(value: Any, takes: Any) -> bool:
+    """Return whether a value may be that of an optional name; helpers and constants may have names that are alike."""
+    return value is None or isinstance(value, (property, takes))
 
 
 def _has(kind: type, base: type, name: str) -> bool:

@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 from pyspark.sql import SparkSession
 
 from backend_client.batch_time import BatchTime, TimeMode
-from backend_client.source_watermark import output_time, output_watermark_ms
+from backend_client.source_watermark import PlanNode, output_time, output_watermark_ms
 from backend_client.spark.batch import BatchContext
 from backend_client.spark.columnar_plan import ColumnarPlan
 from backend_client.spark.private.session import setting
@@ -64,11 +64,11 @@ class BatchTimes:
             return None, None
         if tree.is_stateful and tree.asks_at(next_ms):
             return None, None
-        return self.seen_ms(max(next_ms, time.watermark_ms))
+        return self.seen_ms(max(next_ms, time.watermark_ms), tree)
 
-    def seen_ms(self, closed_ms: int | None) -> tuple[int | None, int | None]:
-        """Return the watermark that closes the batch just read, and the same as seen after the query's input plan."""
-        tree = self._plan.tree()
+    def seen_ms(self, closed_ms: int | None, tree: PlanNode | None = None) -> tuple[int | None, int | None]:
+        """Return a watermark that closes the batch just read, and the same as seen after `tree`, the query's input."""
+        tree = tree or self._plan.tree()
         if closed_ms is None or tree is None or not tree.is_stateful:
             return closed_ms, closed_ms
         return closed_ms, output_watermark_ms(tree, closed_ms)

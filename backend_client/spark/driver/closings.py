@@ -55,9 +55,9 @@ class Closings:
         """Return the delay with which an earlier driver may have closed a batch, if it was another one."""
         if self._noted_ms is None:
             self._noted_ms = self._log.closing_delay()
-        if not is_new:
+        if not is_new and self._noted_ms is not None:
             return self._noted_ms if self._noted_ms != delay_ms else None
-        if self._noted_ms != delay_ms:
+        if self._noted_ms != delay_ms:  # the driver that planned the batch may have died before it noted its own
             self._log.note_closing_delay(delay_ms)
             self._noted_ms = delay_ms
         return None

@@ -86,11 +86,12 @@ class StreamPlan:
     def delays_ms(self) -> tuple[int, ...]:
         """Return the delay in ms of each watermark of the query; none if it is unknown."""
         if self._delays_ms is None:
-            self._delays_ms = self._asked(
-                lambda execution: tuple(
-                    int(node.delayMs()) for node in _watermarks(execution.lastExecution().executedPlan())
-                )
-            )
+
+            def ask(execution: Any) -> tuple[int, ...]:
+                plan = execution.lastExecution().executedPlan()
+                return tuple(int(node.delayMs()) for node in _watermarks(plan, as_planned=True))
+
+            self._delays_ms = self._asked(ask)
         return self._delays_ms or ()
 
     def watermark_ms(self, delay_ms: int) -> int | None:
@@ -98,9 +99,9 @@ class StreamPlan:
 
         def ask(execution: Any) -> int:
             batch = execution.lastExecution()
-            (found,) = (node.eventTimeStats().value() for node in _watermarks(batch.executedPlan()))
-            before_ms = int(batch.offsetSeqMetadata().batchWatermarkMs())
-            return max(before_ms, int(found.max()) - delay_ms) if found.count() else before_ms
+            found = [node.eventTimeStats().value() for node in _watermarks(batch.executedPlan())]
+            newest_ms = [int(times.max()) - delay_ms for times in found if times.count()]
+            return max([int(batch.offsetSeqMetadata().batchWatermarkMs()), *newest_ms])
 
         return self._asked(ask)
 
@@ -158,13 +159,27 @@ def _tree(plan: Any, stateful: dict[str, bool]) -> PlanNode:
     return PlanNode(nodes, lets_out=lets_out, asks=asks)
 
 
-def _watermarks(plan: Any) -> Iterator[Any]:
-    """Yield the nodes of a physical plan that give watermarks."""
-    if str(plan.nodeName()) == "EventTimeWatermark":
+def _watermarks(plan: Any, *, as_planned: bool = False) -> Iterator[Any]:
+    """
+    Yield the nodes of a physical plan that give watermarks.
+
+    Spark executes an input that shuffles rows, or joins a static table, adaptively: in stages that hide their nodes,
+    and without those parts that turn out to have no rows.
+
+    Args:
+        plan: The plan.
+        as_planned: Yield the nodes with which Spark began, the same in each batch, instead of those that it executed.
+    """
+    name = str(plan.nodeName())
+    if name == "EventTimeWatermark":
         yield plan
+    if name == "AdaptiveSparkPlan":
+        yield from _watermarks(plan.initialPlan() if as_planned else plan.executedPlan(), as_planned=as_planned)
+    elif name.endswith("QueryStage"):
+        yield from _watermarks(plan.plan(), as_planned=as_planned)
     children = plan.children()
     for number in range(children.size()):
-        yield from _watermarks(children.apply(number))
+        yield from _watermarks(children.apply(number), as_planned=as_planned)
 
 
 def _is_stateful(plan: Any) -> bool:

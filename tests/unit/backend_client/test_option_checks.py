@@ -6,6 +6,8 @@ from collections.abc import Callable
 from datetime import timedelta
 from typing import Any
 
+import numpy as np
+import pandas as pd
 import pyarrow as pa
 import pytest
 from pyspark.sql.types import StringType, StructType, TimestampType
@@ -65,6 +67,16 @@ def test_other_types_are_told(make: Callable[[], Any], told: str) -> None:
     """The error names the argument; it was one of Python's, or came from a task of the first batch."""
     with pytest.raises(InvalidInputError, match=told):
         make()
+
+
+def test_numbers_and_durations_of_numpy_and_pandas_are_taken() -> None:
+    """A program that computes them does not have to convert them."""
+    limit: Any = np.int64(3)
+    log2_size: Any = np.int32(12)
+    assert TopK("v", limit=limit).state_types(ROWS) == [pa.int64()] * 3
+    assert ApproxDistinct("v", log2_size=log2_size).state_types(ROWS) == [pa.binary()]
+    assert tumbling("at", pd.Timedelta("1h"), pd.Timedelta("5min")) == tumbling("at", HOUR, timedelta(minutes=5))
+    assert type(tumbling("at", pd.Timedelta("1h")).size_us) is int
 
 
 def test_windows_of_another_library_are_told() -> None:

@@ -77,6 +77,21 @@ def test_values_that_python_lacks_come_back(names: list[str]) -> None:
     assert decoded.equals(pa.RecordBatch.from_arrays(list(columns.values()), schema=fields))
 
 
+def test_structs_of_nothing_come_back() -> None:
+    """A struct without fields, and a slice of structs with a field that is always null."""
+    nothing, null = pa.struct([]), pa.struct([("none", pa.null()), ("i", pa.int64())])
+    fields = pa.schema([("empty", nothing), ("null", null)])
+    values = [{"none": None, "i": number} for number in range(5)]
+    columns = [pa.array([{}] * 4 + [None], nothing), pa.array([*values, None], null).slice(1)]
+    keys = KeyColumns(from_arrow_schema(fields).json(), fields)
+
+    encoded = keys.keys_of([column.slice(3) for column in columns])
+
+    assert encoded == [msgpack.packb([[], [None, 4]]), msgpack.packb([None, None])]
+    decoded, _ = keys.decode(encoded, with_number=False)
+    assert decoded.to_pylist() == [{"empty": {}, "null": values[4]}, {"empty": None, "null": None}]
+
+
 @pytest.mark.parametrize("damaged", [b"\x92\x01\x02", b"\xc1", b"\x91\xa1a", b"\x01"])
 def test_damaged_keys_are_an_error(damaged: bytes) -> None:
     """I10: bytes that are not a key of these columns are refused."""

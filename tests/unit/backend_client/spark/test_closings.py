@@ -93,6 +93,13 @@ def test_a_changed_delay_does_not_hold_for_the_batch_that_is_executed_again() ->
     assert log.writes == 2
 
 
+def test_the_delay_of_the_first_batch_is_noted_when_it_is_executed_again() -> None:
+    """I14: its first driver may have died before it noted anything; a third one must close it as the second."""
+    log = Log()
+    assert closings(log, of_one(20, 150), 8).closed_ms(7, BASE, TIME) == (130, 130)
+    assert closings(log, of_one(5, 150), 8).closed_ms(7, BASE, TIME) == (130, 130)
+
+
 NONE = stream_plan(Node("Scan"), 0)
 
 

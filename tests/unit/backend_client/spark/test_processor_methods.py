@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from datetime import timedelta
 from typing import Any
 
+import pyarrow as pa
 import pytest
 
-from backend_client.columnar import Aggregate, ColumnarProcessor, Count
+from backend_client.columnar import Aggregate, ColumnarProcessor, Count, tumbling
 from backend_client.spark.processor_methods import check_columnar_names, check_methods
 from backend_client.testing import StateTester
 from storage.errors import InvalidInputError
@@ -55,11 +57,20 @@ def test_other_methods_are_the_users() -> None:
 
 
 @pytest.mark.parametrize(
-    ("slip", "meant"), [("expire", "expired"), ("Windows", "windows"), ("water_mark_column", "watermark_column")]
+    ("slip", "value", "meant"),
+    [
+        ("expire", None, "expired"),
+        ("expire", lambda *_: None, "expired"),
+        ("expire", True, "expires"),
+        ("Windows", None, "windows"),
+        ("window", tumbling("at", timedelta(hours=1)), "windows"),
+        ("window", property(lambda _: None), "windows"),
+        ("water_mark_column", "at", "watermark_column"),
+    ],
 )
-def test_slips_of_columnar_processors_are_told(slip: str, meant: str) -> None:
+def test_slips_of_columnar_processors_are_told(slip: str, value: Any, meant: str) -> None:
     """State would end without output, or never."""
-    made: Any = type("Made", (ColumnarProcessor,), {slip: None, "state_schema": None, "process": None})()
+    made: Any = type("Made", (ColumnarProcessor,), {slip: value, "state_schema": None, "process": None})()
 
     with pytest.raises(InvalidInputError, match=f"Made of operator 'x' has '{slip}', which .* looks like '{meant}'"):
         check_columnar_names("x", made)
@@ -69,6 +80,8 @@ def test_other_names_of_columnar_processors_are_the_users() -> None:
     """Helpers may have names of their own; what is defined beside a similar name is meant."""
     own = {"_expire": None, "ends_ms": None, "expired": None, "expires": True, "expire": None, "output": None}
     check_columnar_names("x", type("Made", (Aggregate,), own)(Count()))
+    other = {"window": timedelta(minutes=30), "expire": "never", "outputSchema": pa.schema([])}
+    check_columnar_names("x", type("Made", (Aggregate,), {**other, "expires": False})(Count()))
 
 
 def test_other_objects_than_processors_are_told() -> None:

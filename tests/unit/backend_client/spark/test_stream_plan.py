@@ -40,6 +40,7 @@ class Node:
         self.delayMs = lambda: delay_ms
         found = SimpleNamespace(count=lambda: len(times_ms), max=lambda: max(times_ms, default=-(2**63)))
         self.eventTimeStats = lambda: SimpleNamespace(value=lambda: found)
+        self.initialPlan = self.executedPlan = self.plan = lambda: self
         self._children = Nodes(children)
         self._keeps_back_ms = keeps_back_ms
 
@@ -118,6 +119,34 @@ def test_delays_of_all_watermarks() -> None:
     plan = Node("Union", Node("Scan"), Node("Project", watermarked(5)), watermarked(7))
     assert stream_plan(plan).delays_ms() == (5, 7)
     assert stream_plan(Node("Union", Node("Scan"), Node("Scan"))).delays_ms() == ()
+
+
+def adaptive(planned: Node, executed: Node) -> Node:
+    """Return a plan that Spark executes adaptively: its nodes and those of its stages are no children."""
+    node = Node("AdaptiveSparkPlan")
+    node.initialPlan = lambda: planned
+    node.executedPlan = lambda: executed
+    return node
+
+
+def stage(plan: Node) -> Node:
+    """Return a stage of such a plan."""
+    node = Node("ShuffleQueryStage")
+    node.plan = lambda: plan
+    return node
+
+
+def test_watermarks_of_an_adaptive_plan() -> None:
+    """I14: all watermarks of a query are known in each batch, also in one that Spark executes without some."""
+    one, other = watermarked(5, [120]), watermarked(7)
+    planned = Node("Union", Node("Exchange", one), Node("Exchange", other))
+    plan = stream_plan(adaptive(planned, Node("Union", stage(Node("Exchange", one)))))
+    empty = stream_plan(adaptive(Node("Exchange", one), Node("LocalTableScan")))
+
+    assert plan.delays_ms() == (5, 7)
+    assert plan.watermark_ms(15) == 105
+    assert empty.delays_ms() == (5,)
+    assert empty.watermark_ms(15) == BEFORE_MS
 
 
 @pytest.mark.parametrize(("times_ms", "expected"), [((130, 150, 140), 130), ((110,), BEFORE_MS), ((), BEFORE_MS)])

@@ -18,13 +18,22 @@ _HIDDEN = "…"
 _CHARS_MIN = 4
 _BEGINNING_CHARS = 32
 _NUMBER = re.compile("[0-9]{1,9}")
+_WORDS = frozenset(
+    [
+        *("true", "false", "default", "require", "prefer", "allow", "disable", "verify-ca", "verify-full"),
+        *("read-write", "read-only", "primary", "standby", "database", "scram-sha-256", "scram-sha-512"),
+        *("plain", "gssapi", "oauthbearer", "oidc", "plaintext", "sasl_plaintext", "sasl_ssl", "etag"),
+    ]
+)
+"""Values that the libraries have words for: no secrets, and their errors say with them what to do."""
 
 
 def without_values(text: str, options: Mapping[str, Any], *, is_told: Callable[[str], bool]) -> str:
     """
     Return a text with … for each value of the options.
 
-    Numbers stay, and so do values of fewer than 4 characters, which would be found everywhere.
+    Numbers and the libraries' own words stay, and so do values of fewer than 4 characters, which would be found
+    everywhere.
 
     Args:
         text: What the library says.
@@ -33,7 +42,8 @@ def without_values(text: str, options: Mapping[str, Any], *, is_told: Callable[[
     """
     told = {str(value) for name, value in options.items() if is_told(name)}
     values = {str(value) for name, value in options.items() if not is_told(name) and value is not None} - told
-    secrets = {value for value in values if len(value) >= _CHARS_MIN and _NUMBER.fullmatch(value) is None}
+    known = {value for value in values if value.lower() in _WORDS or _NUMBER.fullmatch(value)}
+    secrets = {value for value in values - known if len(value) >= _CHARS_MIN}
     for form in sorted({form for value in secrets for form in _forms(value)}, key=len, reverse=True):
         text = re.sub(rf"(?<!\w){re.escape(form)}(?!\w)", _HIDDEN, text)
         if len(form) > _BEGINNING_CHARS and form[:_BEGINNING_CHARS] in text:  # a library cuts long texts off

@@ -18,7 +18,8 @@ from deltalake import DeltaTable
 from storage.errors import UnavailableError
 from storage.stored_json import parse_json
 
-_CHARS_MAX = 4_000
+_CHARS_MAX = 100_000
+"""Each publish looks at them."""
 _OF_TABLE = "delta.constraints."
 _OF_COLUMN = "delta.invariants"
 _TEXT_TYPE = "__CHAR_VARCHAR_TYPE_STRING"
@@ -27,8 +28,9 @@ _LIMITED = re.compile(r"(?:var)?char\((?P<length>[0-9]{1,9})\)")
 _WHOLE, _FRACTION, _TEXT = r"-?[0-9]{1,18}", r"-?[0-9]{1,15}\.[0-9]{1,15}", r"'[^'\\]*'"
 _DATE = r"'[0-9]{4}-[0-9]{2}-[0-9]{2}'"
 _VALUE = rf"(?:{_FRACTION}|{_WHOLE}|{_TEXT})"
+# A name begins and ends at most once per word, or the search would take a time with the square of a word's length.
 _TERM = re.compile(
-    r"(?P<name>`[^`]+`|[A-Za-z_][A-Za-z0-9_]*)\s*"
+    r"(?P<name>`[^`]+`|(?<![A-Za-z0-9_])[A-Za-z_][A-Za-z0-9_]*+)\s*+"
     rf"(?:(?:=|<>|!=|<=|>=|<(?!=|>)|>)\s*(?P<value>{_VALUE})(?![\w.'])"
     rf"|(?:\bNOT\s+)?\bIN\s*\((?P<values>\s*{_VALUE}\s*(?:,\s*{_VALUE}\s*)*)\)"
     rf"|(?:\bNOT\s+)?\bBETWEEN\s+(?P<least>{_VALUE})\s+AND\s+(?P<most>{_VALUE})(?![\w.'])"
@@ -88,7 +90,6 @@ def _is_plain(text: str, types: Mapping[str, pa.DataType]) -> bool:
         is_plain = name in types and all(_is_of(value, types[name]) for value in values if value is not None)
         return " true " if is_plain else term[0]
 
-    # Looking for terms takes a time that grows with the square of the length.
     return len(text) <= _CHARS_MAX and _WORDS.fullmatch(_TERM.sub(checked, text)) is not None
 
 

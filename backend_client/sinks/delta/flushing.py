@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import stat
 import time
 from contextlib import suppress
 from pathlib import Path
@@ -31,14 +32,19 @@ def flush(folder: Path, version: int) -> None:
     files = [file for file, _ in _added(folder, _actions(commit))]
     # A partition by two columns is a folder in a folder, and the name of each is in the one around it.
     folders = {around for file in files for around in file.parents if folder in around.parents}
-    for path in [*files, *folders, *of_log]:
-        with suppress(FileNotFoundError):  # others remove files
-            _flush(path)
-    for path in (folder, commit, commit.parent):
-        _flush(path)
+    # Others remove files, and those of another user are maybe not to be opened; publishers may open their own.
+    for path in [*files, *of_log]:
+        with suppress(FileNotFoundError, PermissionError):
+            _flush_file(path)
+    for path in folders:
+        with suppress(FileNotFoundError, PermissionError):
+            flush_folder(os.fspath(path))
+    flush_folder(os.fspath(folder))
+    _flush_file(commit)
+    flush_folder(os.fspath(commit.parent))
 
 
-def _flush(path: Path) -> None:
+def _flush_file(path: Path) -> None:
     descriptor = os.open(path, os.O_RDONLY)
     try:
         os.fsync(descriptor)
@@ -134,5 +140,11 @@ def _added(folder: Path, actions: list[dict[str, Any]]) -> list[tuple[Path, int]
 
 def _is_file_within(folder: Path, file: Path) -> bool:
     """Return whether a path is that of a file in a folder, if only of one that is gone: opening a pipe may not end."""
-    is_within = folder in file.parents and ".." not in file.parts
-    return is_within and (file.is_file() or not os.path.lexists(file))
+    if folder not in file.parents or ".." in file.parts:
+        return False
+    try:
+        return stat.S_ISREG(file.stat().st_mode)
+    except FileNotFoundError:
+        return not os.path.lexists(file)
+    except (OSError, ValueError):  # no file can have it: too long, with NUL, within a file
+        return False

@@ -122,8 +122,11 @@ class DeltaSink(Sink):
 
     def open(self, slot: Slot) -> SlotPublisher:
         """Open a slot. Of several publishers the first one to commit wins; the others are fenced."""
-        with told(self.path, self.storage_options):
-            return _DeltaPublisher(self, slot)
+        try:
+            with told(self.path, self.storage_options):
+                return _DeltaPublisher(self, slot)
+        except InvalidInputError as error:  # the driver took the options: this host's environment has no endpoint
+            raise UnavailableError(f"on this host {error}") from error
 
     def table(self) -> DeltaTable:
         """Load the table's newest version."""

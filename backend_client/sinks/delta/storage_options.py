@@ -29,15 +29,17 @@ def endpoint_of(options: Mapping[str, str]) -> str | None:
     given = {name.lower(): value for name, value in options.items()}
     own = [(f"{name} of storage_options", given.get(name)) for name in _ENDPOINT_NAMES]
     around = [(f"{name.upper()} in the environment", os.environ.get(name.upper())) for name in _ENDPOINT_NAMES]
-    found = [(name, value) for name, value in own if value] or [(name, value) for name, value in around if value]
+    # What is found first is given to the library, which then looks at none of the later ones: they may be of another
+    # program, as `ENDPOINT` is.
+    places = [[(name, value) for name, value in place if value] for place in (own, around[:2], around[2:])]
+    found = next(filter(None, places), [])
     for name, value in found:
         if _ENDPOINT.fullmatch(value) is None:
             raise InvalidInputError(
                 f"{name} must be http(s)://host:port, without credentials and query: give keys in the environment of "
                 "the executors, or as aws_access_key_id and aws_secret_access_key"
             )
-    known = (*own, *around[:2])  # the others are the library's
-    return next((value for _, value in known if value), None)
+    return None if found == places[2] else found[0][1]  # the library finds the last ones itself
 
 
 @contextmanager

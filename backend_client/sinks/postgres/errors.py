@@ -19,6 +19,8 @@ _WAIT_FOR_REPLICAS = "SyncRepWaitForLSN"
 """The function of PostgreSQL that warns; the text is in the server's language, and its code is that of any warning."""
 _WITH_ROW = ("23502", "23514")
 """Errors whose detail is the row, which must not get into logs: the message names the column, or the constraint."""
+_NO_PARTITION = "ExecFindPartition"
+"""The function of PostgreSQL whose error has such a code, and as its detail the partition that is missing."""
 _LINE_CHARS = 500
 _TOLD = frozenset(
     [
@@ -113,10 +115,12 @@ def refused(table: str, names: tuple[str, ...], row: tuple[Any, ...], error: psy
 
 
 def text_of(error: psycopg.Error) -> str:
-    """Return an error's first lines, without a row, and the column in which a copy found a value that it refuses."""
-    lines = [line.strip() for line in str(error).splitlines() if line.strip()][:2]
-    if (said := error.diag).message_primary is not None:
-        lines = [said.message_primary, *filter(None, [None if error.sqlstate in _WITH_ROW else said.message_detail])]
-    column = _CONTEXT_COLUMN.search(error.diag.context or "")
+    """Return what an error says, on one line, without a row; with the column in which a copy found a refused value."""
+    said, lines = error.diag, [line for line in str(error).splitlines() if line.strip()][:2]
+    if said.message_primary is not None:
+        has_row = error.sqlstate in _WITH_ROW and said.source_function != _NO_PARTITION
+        detail = None if has_row else said.message_detail
+        lines = [*filter(None, (said.message_primary, detail, said.message_hint))]
+    column = _CONTEXT_COLUMN.search(said.context or "")
     found = [] if column is None else [f"column {column[1]}"]
-    return "; ".join([*(line[:_LINE_CHARS] for line in lines), *found])
+    return "; ".join([*(" ".join(line.split())[:_LINE_CHARS] for line in lines), *found])

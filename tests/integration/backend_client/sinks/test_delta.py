@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import math
 import os
@@ -550,6 +551,43 @@ def test_commits_of_others_stop_no_publisher(sink: DeltaSink, line: str) -> None
 
 
 @on_disk
+@pytest.mark.parametrize("path", ["FILE/a", "a%00b", "a" * 300], ids=["within", "nul", "long"])
+def test_paths_that_no_file_has_stop_nobody(sink: DeltaSink, path: str) -> None:
+    """A commit of another writer names one, with or without the slot's marker; the library takes it."""
+    publish(sink, 0, 1)
+    commit = max(log(sink).glob("*.json"))
+    (added,) = (json.loads(line) for line in commit.read_text().splitlines() if '"add"' in line)
+    line = json.dumps({"add": {**added["add"], "path": path.replace("FILE", added["add"]["path"])}})
+    other = log(sink) / f"{sink.table().version() + 1:020d}.json"
+    other.write_text(f'{{"commitInfo": {{"timestamp": 1}}}}\n{line}\n')
+    sink.check(COLUMNS, [SLOT])
+    commit.write_text(f"{commit.read_text()}{line}\n")
+    assert last(sink) == marker(0)
+    publish(sink, 1, 2)
+    assert last(sink) == marker(1)
+
+
+@on_disk
+def test_files_of_another_user_stop_no_start(
+    sink: DeltaSink, flushed: set[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Of another writer's newest commits, what may not be opened is not flushed."""
+    write_deltalake(sink.location, pa.table({"k": ["a"], "v": [1]}, schema=COLUMNS), mode="append")
+    private, really = {str(file) for file in Path(sink.location).glob("*.parquet")}, os.open
+
+    def opened(path: Any, *args: Any, **options: Any) -> int:
+        if str(path) in private:
+            raise PermissionError(errno.EACCES, "Permission denied", path)
+        return really(path, *args, **options)
+
+    monkeypatch.setattr(os, "open", opened)
+    DeltaSink(sink.path).check(COLUMNS, [SLOT])
+    assert {str(commit) for commit in log(sink).glob("*.json")} <= flushed
+    assert private
+    assert private.isdisjoint(flushed)
+
+
+@on_disk
 def test_commit_that_a_lost_host_cut_off_is_not_published(sink: DeltaSink) -> None:
     """Its file was not on the disk; where others have removed the file from the table, that is no loss."""
     publish(sink, 0, 1)
@@ -789,6 +827,23 @@ def test_endpoint_of_the_environment_tells_no_credentials(monkeypatch: pytest.Mo
         DeltaSink("s3://bucket/a", storage_options={"aws_access_key_id": "a", "aws_secret_access_key": "b"})
     assert "s3cret" not in str(caught.value)
     DeltaSink("s3://bucket/a", storage_options={"aws_endpoint_url": "http://127.0.0.1:1"})
+
+
+def test_endpoint_of_another_program_is_left_out(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Many containers have such a variable; the library takes it only if there is no other endpoint."""
+    monkeypatch.setenv("ENDPOINT", "api.internal:8080")
+    with pytest.raises(InvalidInputError, match="ENDPOINT in the environment must be"):
+        DeltaSink("s3://bucket/a")
+    monkeypatch.setenv("AWS_ENDPOINT_URL", "http://127.0.0.1:1")
+    assert DeltaSink("s3://bucket/a").options["aws_endpoint_url"] == "http://127.0.0.1:1"
+
+
+def test_endpoint_of_an_executor_is_looked_at_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It is repeated as if the store were away: Spark would try a failed task at once."""
+    sink = DeltaSink("s3://bucket/a")
+    monkeypatch.setenv("AWS_ENDPOINT_URL", "host:1")
+    with pytest.raises(UnavailableError, match="on this host AWS_ENDPOINT_URL in the environment must be"):
+        sink.open(SLOT)
 
 
 @pytest.mark.parametrize("name", ["timeout", "aws_conditional_put", "max_retries", "aws_server_side_encryption"])

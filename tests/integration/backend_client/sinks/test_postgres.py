@@ -653,6 +653,25 @@ def test_errors_tell_no_value_of_an_option(name: str, form: str, slot: Slot) -> 
     assert "s3cret" not in "".join(traceback.format_exception(caught.value))
 
 
+def test_errors_tell_what_the_server_advises(server: PostgresServer, slot: Slot) -> None:
+    """On one line, since the driver's log shows the first one of an error: a trigger's text may have several."""
+    table = f"t{next(_numbers)}"
+    with psycopg.connect(server.conninfo, autocommit=True) as connection:
+        connection.execute(f"create table {table} (k text, v bigint) partition by range (v)")
+        sink = PostgresSink(server.conninfo, table)
+        sink.check(COLUMNS, [slot])
+        with pytest.raises(UnavailableError, match=r"no partition .* for row; Partition key .* \(v\) = \(7\)"):
+            publish(sink, slot, 0, batch(a=7))
+        connection.execute(f"""
+            create function f{table}() returns trigger language plpgsql as
+            $$ begin raise exception E'closed\n  since May' using hint = E'ask\nthe owner'; end $$;
+            create trigger closed before insert on {table} for each row execute function f{table}();
+            create table {table}_1 partition of {table} default
+        """)
+        with pytest.raises(UnavailableError, match="closed since May; ask the owner; publishing is retried"):
+            publish(sink, slot, 0, batch(a=7))
+
+
 def test_text_with_an_at_sign_is_no_second_password() -> None:
     """Only in a URL may it be the rest of a password."""
     PostgresSink("host=h dbname=a@b password=p@q", "t")

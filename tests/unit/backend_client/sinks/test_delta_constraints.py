@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from types import SimpleNamespace
 from typing import Any
 
@@ -73,16 +74,18 @@ def test_all_else_is_foreign(text: str) -> None:
 
 
 def test_long_ones_are_foreign() -> None:
-    """Whoever may alter the table could keep the driver and each publish busy for minutes."""
-    assert not is_foreign("v > 0" + " and v > 0" * 300)
-    assert is_foreign("v > 0" + " and v > 0" * 400)
+    """Whoever may alter the table could keep the driver and each publish busy; a list of a thousand codes is usual."""
+    codes = ", ".join(f"'code {number}'" for number in range(5_000))
+    assert not is_foreign(f"p in ({codes})")
+    assert is_foreign("v > 0" + " and v > 0" * 10_000)
 
 
-@pytest.mark.timeout(10)
-@pytest.mark.parametrize("text", ["v" * 60_000, f"v in (1{' ' * 60_000}x", "v > 0 and " * 6_000])
-def test_long_ones_are_foreign_at_once(text: str) -> None:
-    """They are not looked at."""
+@pytest.mark.parametrize("text", ["v" * 10_000, "v " * 5_000, f"v in (1{' ' * 10_000}x", "v > 0 and " * 1_000 + "x"])
+def test_long_ones_are_looked_at_in_no_time(text: str) -> None:
+    """It grows with the length, not with its square: with that it was seconds."""
+    began_s = time.thread_time()
     assert is_foreign(text)
+    assert time.thread_time() - began_s < 1
 
 
 @pytest.mark.parametrize("invariant", ["{", "[]", "5", '{"expression": 1}', "[" * 100_000])

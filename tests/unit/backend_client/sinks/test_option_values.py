@@ -38,6 +38,12 @@ def test_names_places_and_numbers_are_told() -> None:
     assert told(text, host="db", user="postgres", password="postgres", port="5432", timeout=10, mode="on") == text
 
 
+def test_words_of_the_libraries_are_told() -> None:
+    """They say what to do."""
+    text = "expected true or false; no provider for GSSAPI"
+    assert told(text, verify="false", keepalive="true", mechanism="GSSAPI") == text
+
+
 def test_part_of_a_word_stays() -> None:
     """A value is found as a whole only."""
     assert told("passwords: pass", sslmode="pass") == "passwords: …"

@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import base64
 import os
-import re
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import closing, contextmanager, suppress
 from itertools import islice
@@ -40,13 +39,13 @@ from storage.object_store import (
 from storage.s3_body import BufferedBody
 from storage.s3_errors import FOREIGN, LOOK_UP, meaning
 from storage.s3_session import new_session
+from storage.validation import is_endpoint
 
 _KEYS_PER_DELETE_MAX = 1000
 _CUSTOMER_KEY_BYTES = 32
 _STREAMED_BYTES_MIN = 2**20
 _ENDPOINT_VARIABLES = ("AWS_ENDPOINT_URL_S3", "AWS_ENDPOINT_URL")
 
-_ENDPOINT = re.compile(r"https?://[^\s@?#]+")
 _NO_ENDPOINT = (
     "the endpoint must not contain credentials or a query: it is http(s)://host:port; use boto3's default chain for "
     "credentials"
@@ -309,12 +308,8 @@ class S3Store:
 
 
 def _check_options(endpoint: str | None, addressing_style: str | None) -> None:
-    """
-    Raise `InvalidInputError` for an endpoint or a style that is none, without the value: it may be a secret.
-
-    Errors name the endpoint, so it must have no part in which secrets are passed.
-    """
-    if endpoint and _ENDPOINT.fullmatch(endpoint) is None:
+    """Raise `InvalidInputError` for an endpoint or a style that is none, without the value: it may be a secret."""
+    if endpoint and not is_endpoint(endpoint):
         raise InvalidInputError(_NO_ENDPOINT)
     if addressing_style not in (None, *_STYLES):
         raise InvalidInputError(f"addressing_style of an S3 store must be one of {', '.join(_STYLES)}")

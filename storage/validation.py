@@ -1,4 +1,4 @@
-"""Bounds of stored values, and the checks that every value passes. No I/O."""
+"""Bounds of stored values, the checks that every value passes, and that of a store's endpoint. No I/O."""
 
 from __future__ import annotations
 
@@ -29,6 +29,7 @@ NAME_CHARS_MAX = 128
 _SHOWN_CHARS_MAX = 80
 
 _NAME = re.compile(r"[A-Za-z0-9_-][A-Za-z0-9._-]*")
+_ENDPOINT = re.compile(r"https?://[^\s@?#]+")
 
 
 def validate_name(kind: str, value: Any) -> str:
@@ -66,6 +67,11 @@ def check_fields(kind: str, data: Any, expected: frozenset[str], optional: froze
         missing = ", ".join(sorted(expected - data.keys())) or "none"
         unknown = ", ".join(sorted(map(str, data.keys() - expected - optional))) or "none"
         raise InvalidInputError(f"{kind} has unexpected fields: missing {missing}; unknown {unknown}")
+
+
+def is_endpoint(url: str) -> bool:
+    """Return whether a URL is ``http(s)://host:port``, without parts in which secrets are passed: errors name it."""
+    return _ENDPOINT.fullmatch(url) is not None
 
 
 def shorten(value: object) -> str:

@@ -23,6 +23,12 @@ _ALIKE = 0.9
 """How alike a method's name and that of one of Spark's are, from 0 to 1, if the former is taken for a slip."""
 
 
+def check_is_object(processor: Any) -> None:
+    """Raise `InvalidInputError` for a class in the place of a processor."""
+    if isinstance(processor, type):
+        raise InvalidInputError(f"the processor is the class {processor.__name__}; give an object of it: …()")
+
+
 def check_methods(operator: str, processor: Any, *, has_initial_rows: bool) -> None:
     """
     Check that rows of an initial state and timers find their methods.
@@ -36,9 +42,8 @@ def check_methods(operator: str, processor: Any, *, has_initial_rows: bool) -> N
         InvalidInputError: It is no processor, a method looks like a misspelt one of Spark's, or no method takes the
             initial state.
     """
+    check_is_object(processor)
     kind = type(processor)
-    if isinstance(processor, type):
-        raise InvalidInputError(f"the processor is the class {processor.__name__}; give an object of it: …()")
     if not (hasattr(processor, "init") and hasattr(processor, "handleInputRows")):
         raise InvalidInputError(f"operator {operator!r} takes a StatefulProcessor, not {kind.__name__}")
     if slip := _slip(kind, StatefulProcessor, ("handleExpiredTimer", "handleInitialState")):

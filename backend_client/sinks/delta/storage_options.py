@@ -11,9 +11,9 @@ from deltalake.exceptions import DeltaError
 
 from backend_client.sinks.option_values import without_values
 from storage.errors import InvalidInputError, UnavailableError
+from storage.validation import is_endpoint
 
 _ENDPOINT_NAMES = ("aws_endpoint_url_s3", "aws_endpoint_url", "endpoint_url", "aws_endpoint", "endpoint")
-_ENDPOINT = re.compile(r"https?://[^\s@?#]+")
 _COLOURS = re.compile(r"\x1b\[[0-9;]*m")
 _TOLD = frozenset((*_ENDPOINT_NAMES, "aws_region", "aws_default_region", "region"))
 """Options whose values are names and places."""
@@ -34,7 +34,7 @@ def endpoint_of(options: Mapping[str, str]) -> str | None:
     places = [[(name, value) for name, value in place if value] for place in (own, around[:2], around[2:])]
     found = next(filter(None, places), [])
     for name, value in found:
-        if _ENDPOINT.fullmatch(value) is None:
+        if not is_endpoint(value):
             raise InvalidInputError(
                 f"{name} must be http(s)://host:port, without credentials and query: give keys in the environment of "
                 "the executors, or as aws_access_key_id and aws_secret_access_key"

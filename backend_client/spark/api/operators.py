@@ -17,7 +17,7 @@ from backend_client.spark.columns import nullable
 from backend_client.spark.driver.initial_state import initial_state_of
 from backend_client.spark.event_time import has_watermark, mark_event_time
 from backend_client.spark.private.session import setting
-from backend_client.spark.processor_methods import check_columnar_names, check_methods
+from backend_client.spark.processor_methods import check_columnar_names, check_is_object, check_methods
 from backend_client.spark.query import Operator, Query
 from backend_client.spark.task.state_handle import declare_states
 from backend_client.state.codec import KeyCodec
@@ -45,7 +45,6 @@ class OperatorInput:
         """
         validate_operator(name)
         self._check_columns(name)
-
         if any(operator.name == name for operator in self.query.operators):
             raise InvalidInputError(f"two operators are named {name!r}; give one of them another name=…")
 
@@ -89,7 +88,7 @@ def row_operator(given: OperatorInput, options: TransformOptions) -> Operator:
     """
     output_mode, time_mode = _output_mode(options.outputMode), TimeMode.of(options.timeMode)
     processor, output_schema = options.statefulProcessor, options.outputStructType
-    _check_is_object(processor)
+    check_is_object(processor)
     name = options.name or type(processor).__name__
     given.check_name(name)
     output_schema = _struct(output_schema)
@@ -148,7 +147,7 @@ def columnar_operator(
         InvalidInputError: An argument is invalid, or the processor does not fit the input.
     """
     output_mode = _output_mode(output_mode)
-    _check_is_object(processor)
+    check_is_object(processor)
     is_named, name = bool(name), name or type(processor).__name__
     given.check_name(name)
     is_first = not given.query.operators
@@ -182,11 +181,6 @@ def _struct(given: Any) -> StructType:
     if twice is not None:
         raise InvalidInputError(f"outputStructType has the column {twice!r} more than once; give each its own name")
     return schema
-
-
-def _check_is_object(processor: Any) -> None:
-    if isinstance(processor, type):
-        raise InvalidInputError(f"the processor is the class {processor.__name__}; give an object of it: …()")
 
 
 def _groupable(operator: Operator) -> Operator:

@@ -17,7 +17,7 @@ import pytest
 from backend_client.sinks.protocol import Marker, Sink, Slot, SlotPublisher
 from backend_client.testing import sink_kit
 from backend_client.testing.sink_kit import SinkKit
-from storage.errors import FencedError
+from storage.errors import FencedError, UnavailableError
 from tools.servers.sqlite_sink import SqlitePublisher, SqliteSink
 
 pytestmark = [pytest.mark.integration, pytest.mark.timeout(180)]
@@ -86,6 +86,8 @@ class _FaultyPublisher(SlotPublisher):
                 return self._publisher.publish(records, marker)
             except FencedError as error:
                 raise sqlite3.IntegrityError("the row has changed") from error
+        if self._fault.startswith("is silent"):
+            return self._publish_in_silence(records, marker)
         if self._fault == "locks all while it reads":
             with self._lock():
                 return self._publisher.publish(records, marker)
@@ -109,6 +111,14 @@ class _FaultyPublisher(SlotPublisher):
             values, marker = self._unpublished
             self._publisher.publish([numbers(values)], marker)
         self._publisher.close()
+
+    def _publish_in_silence(self, records: Iterable[pa.RecordBatch], marker: Marker) -> int:
+        try:
+            return self._publisher.publish(records, marker)
+        except FencedError as error:
+            if self._fault == "is silent once":
+                self._fault = ""
+            raise UnavailableError("there was no answer for 20 s") from error
 
     @contextmanager
     def _lock(self) -> Iterator[None]:
@@ -160,16 +170,26 @@ class _FaultyPublisher(SlotPublisher):
         ("does not count", sink_kit.COUNT),
         ("takes the number of another opening", sink_kit.ONCE),
         ("has an error of its own", sink_kit.FENCED),
+        ("is silent for good", sink_kit.FENCED),
         ("locks all while it reads", sink_kit.APART),
         ("works in one process", sink_kit.WORKS),
     ],
 )
 def test_faults_are_found(tmp_path: Path, fault: str, promise: str) -> None:
     """The kit says which promise a sink breaks."""
-    sink = SqliteSink(str(tmp_path / "out.db"))
+    assert promise in {item.promise for item in broken_by(tmp_path, fault)}
+
+
+def test_silence_of_a_busy_system_breaks_no_promise(tmp_path: Path) -> None:
+    """A publisher that is fenced, and gets no answer at first, is asked again."""
+    assert broken_by(tmp_path, "is silent once") == []
+
+
+def broken_by(folder: Path, fault: str) -> list[sink_kit.BrokenPromise]:
+    """Run the kit for a sink with a fault."""
+    sink = SqliteSink(str(folder / "out.db"))
 
     def read() -> list[int]:
         return [row["n"] for row in sink.records()]
 
-    broken = SinkKit(Faulty(sink, fault), NUMBERS, numbers, read).run()
-    assert promise in {item.promise for item in broken}
+    return SinkKit(Faulty(sink, fault), NUMBERS, numbers, read).run()

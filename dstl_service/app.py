@@ -31,6 +31,7 @@ from dstl_service.http.shutdown import ShutdownMiddleware
 from dstl_service.peers.client import PeerClient
 from dstl_service.process.idle import IdleWatch
 from dstl_service.process.logs import LogLimiter, log_limiters
+from dstl_service.process.program import ProgramWatch
 from dstl_service.settings import ServiceSettings
 from storage.clock import Clock, IdSource, SystemClock, SystemIds
 from storage.object_store import ObjectStore
@@ -71,18 +72,23 @@ def create_app(
             PeerClient(access.own, settings.peer_timeout_s, client_context(settings.tls, clock)),
         )
         parts.announcement.begin()
+
+        def stop_process() -> None:
+            os.kill(os.getpid(), signal.SIGTERM)
+
         idle = app.state.idle = IdleWatch(
-            settings.idle_exit_s,
-            lambda: os.kill(os.getpid(), signal.SIGTERM),
-            lambda: parts.is_busy,
-            lambda: parts.jobs.is_any_reached,
+            settings.idle_exit_s, stop_process, lambda: parts.is_busy, lambda: parts.jobs.is_any_reached
         )
         idle.start()
+        program = ProgramWatch(stop_process, lambda: idle.is_in_use)
+        if settings.idle_exit_s > 0:  # another one is its operator's to stop
+            program.start()
         await anyio.lowlevel.checkpoint()  # loads what it needs of the event loop; the first restore would wait 40 ms
         try:
             yield
         finally:
             idle.stop()
+            program.stop()
             record.close()
             await parts.close()
 

@@ -21,7 +21,7 @@ from dstl_service.checkpoints.requested_parallelism import RequestedParallelism
 from dstl_service.collection.background_work import BackgroundWork
 from dstl_service.collection.tombstones import Deletions
 from dstl_service.compaction.compactor import Compactor
-from dstl_service.intake.active_job import ActiveJobs
+from dstl_service.intake.active_jobs import ActiveJobs
 from dstl_service.intake.handle_check import HandleCheck
 from dstl_service.intake.in_flight_limiter import InFlightLimiter
 from dstl_service.intake.intake import Intake

@@ -10,7 +10,7 @@ from dataclasses import replace
 
 from pydantic import TypeAdapter, ValidationError
 
-from dstl_service.intake.active_job import ActiveJobs
+from dstl_service.intake.active_jobs import ActiveJobs
 from dstl_service.intake.persister import Persister
 from dstl_service.links.calls import LinkCalls
 from dstl_service.links.dialer import LinkDialer

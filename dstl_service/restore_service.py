@@ -11,7 +11,7 @@ from collections.abc import AsyncIterator, Callable, Iterator, Sequence
 from contextlib import AbstractAsyncContextManager
 from functools import partial
 
-from dstl_service.intake.active_job import ActiveJobs
+from dstl_service.intake.active_jobs import ActiveJobs
 from dstl_service.intake.persister import Persister
 from dstl_service.materialization.materializer import Materializer
 from dstl_service.materialization.pending import Offer
@@ -123,7 +123,7 @@ class RestoreService:
                     name, plan_restore, job.store, operator, key_groups, from_checkpoint, to_checkpoint
                 )
             except (NotFoundError, CorruptDataError):
-                if not await self._jobs.forget_ended(name):
+                if not await self._jobs.forget_former(name):
                     raise
                 job = await self._jobs.opened(name)
                 plan = await self._in_thread(

@@ -24,6 +24,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from backend_client.service.client import check_listener
+from dstl_service.wire import PROGRAM_VERSION
 from storage.errors import InvalidInputError, UnavailableError
 from storage.private_folder import OWN, Trust, make_folder, open_lock
 from storage.unix_peer import peer_pid
@@ -116,7 +117,7 @@ class AutoStartedSidecar:
         """Return its command line."""
         uids = ",".join(str(uid) for uid in sorted(self.trust.uids))
         return [
-            *(sys.executable, "-m", "dstl_service", "serve", "--storage", self.storage),
+            *(_lasting_executable(), "-m", "dstl_service", "serve", "--storage", self.storage),
             *("--socket", self.socket_path, "--idle-exit-s", str(self.idle_exit_s)),
             *("--log-file", self.log_path),  # it opens the log itself, because it rotates it
             *(("--config", self.config_file) if self.config_file else ()),
@@ -124,7 +125,7 @@ class AutoStartedSidecar:
         ]
 
     def _start(self) -> None:
-        environment = {**os.environ, "PYTHONPATH": os.pathsep.join(path for path in sys.path if path)}
+        environment = {**os.environ, "PYTHONPATH": os.pathsep.join(os.path.realpath(path) for path in sys.path if path)}
         try:
             pid = run_detached(self.command(), environment, self._path("log"))
             self._path("pid").write_text(f"{pid}\n", encoding="utf-8")
@@ -225,8 +226,8 @@ class AutoStartedSidecar:
             raise UnavailableError(f"local_dir {self.folder} cannot be created: {error.strerror}") from error
 
     def _path(self, suffix: str) -> Path:
-        # With another configuration, the same URL may be that of another server.
-        place = f"{self.storage} {self.config_file}" if self.config_file else self.storage
+        # With another configuration, the same URL may be that of another server. Each version has its own sidecar.
+        place = " ".join(filter(None, (PROGRAM_VERSION, self.storage, self.config_file)))
         name = hashlib.blake2b(place.encode(), digest_size=6).hexdigest()
         return Path(self.folder) / f"service-{name}.{suffix}"
 
@@ -263,6 +264,17 @@ def run_detached(
             pass_fds=tuple(kept_open),
         )
     return int(shell.stdout)
+
+
+def _lasting_executable() -> str:
+    """
+    Return the path of this interpreter without links to folders.
+
+    The folder of a YARN container, which goes with the container, has links to what all of an application share. The
+    last part stays: a virtual environment is known by the link that is its interpreter.
+    """
+    folder, name = os.path.split(sys.executable)
+    return os.path.join(os.path.realpath(folder), name)
 
 
 def _runs(pid: int) -> bool:

@@ -230,7 +230,6 @@ def _older_publisher(history: History) -> None:
 
 def _older_publisher_within_its_records(history: History) -> None:
     """A newer publisher publishes while an older one is reading its records."""
-
     newer = iter([history.marker(0)])
 
     def records() -> Iterator[pa.RecordBatch]:

@@ -11,7 +11,7 @@ from functools import partial
 
 from dstl_service.checkpoints.fork import ForkReport
 from dstl_service.formats.manifest import Manifest
-from dstl_service.intake.active_job import ActiveJobs
+from dstl_service.intake.active_jobs import ActiveJobs
 from dstl_service.process.job_threads import RunInThread
 from dstl_service.wire import CheckpointInfo, ForkRequest, JobInfo
 from storage.errors import NotFoundError

@@ -21,7 +21,8 @@ from dstl_service.checkpoints.requested_parallelism import RequestedParallelism
 from dstl_service.collection.background_work import BackgroundWork
 from dstl_service.collection.job_maintenance import JobMaintenance
 from dstl_service.formats.manifest import Manifest
-from dstl_service.intake.active_job import ActiveJob, ActiveJobs
+from dstl_service.intake.active_job import ActiveJob
+from dstl_service.intake.active_jobs import ActiveJobs
 from dstl_service.intake.notes import Persisted
 from dstl_service.intake.persister import Persister
 from dstl_service.materialization.admission import Reported, check_form

@@ -10,7 +10,7 @@ import logging
 
 from dstl_service.collection.background_work import BackgroundWork
 from dstl_service.collection.tombstones import Deletions
-from dstl_service.intake.active_job import ActiveJobs
+from dstl_service.intake.active_jobs import ActiveJobs
 from dstl_service.process.job_threads import RunInThread
 from dstl_service.wire import OpenedJob, OpenJob
 from storage.errors import InvalidInputError
@@ -68,7 +68,7 @@ class JobOpener:
                 "state would go: give both the same storage, or the job another service (service, DSTL_SERVICE)",
                 job=name,
             )
-        await self._jobs.forget_ended(name)
+        await self._jobs.forget_former(name)
         job = self._jobs.get(name)
         # One at a time: a repeated request must not get a higher epoch than the one whose answer is used.
         async with job.opening:

@@ -19,7 +19,8 @@ from dstl_service.collection.retention import RetentionSettings
 from dstl_service.collection.tombstones import Deletions
 from dstl_service.compaction.compactor import Compactor
 from dstl_service.compaction.plan import CompactionSettings
-from dstl_service.intake.active_job import IDLE_MS, ActiveJob, ActiveJobs
+from dstl_service.intake.active_job import ActiveJob
+from dstl_service.intake.active_jobs import IDLE_MS, ActiveJobs
 from dstl_service.metrics.background_work import BackgroundWorkMetrics
 from dstl_service.process.job_threads import RunInThread
 from storage.clock import Clock, IdSource

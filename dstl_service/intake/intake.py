@@ -14,7 +14,8 @@ from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from dataclasses import dataclass
 from typing import Any
 
-from dstl_service.intake.active_job import ActiveJob, ActiveJobs
+from dstl_service.intake.active_job import ActiveJob
+from dstl_service.intake.active_jobs import ActiveJobs
 from dstl_service.intake.in_flight_limiter import FIRST_BYTES_MAX, InFlightLimiter, Place
 from dstl_service.intake.notes import NOTES_MAX, Batch, check_waiting, unstored_sets
 from dstl_service.metrics.intake import IntakeMetrics

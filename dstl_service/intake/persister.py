@@ -11,7 +11,8 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import NamedTuple, Self
 
-from dstl_service.intake.active_job import ActiveJob, ActiveJobs
+from dstl_service.intake.active_job import ActiveJob
+from dstl_service.intake.active_jobs import ActiveJobs
 from dstl_service.intake.handle_check import HandleCheck, checked_handle
 from dstl_service.intake.intake import Intake
 from dstl_service.intake.notes import NoteReader, Persisted, check_note_handle, is_stored_here, text_of

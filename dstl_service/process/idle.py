@@ -40,6 +40,11 @@ class IdleWatch:
         self._running = 0
         self._timer: asyncio.TimerHandle | None = None
 
+    @property
+    def is_in_use(self) -> bool:
+        """Whether requests or background work run."""
+        return self._running > 0 or self._is_busy()
+
     def start(self) -> None:
         """Start the watch."""
         if self._idle_exit_s > 0:
@@ -62,7 +67,7 @@ class IdleWatch:
 
     def _check(self) -> None:
         touched, self._touched = self._touched, False
-        is_in_use = self._running or self._is_busy() or (touched and self._is_used())
+        is_in_use = self.is_in_use or (touched and self._is_used())
         self._idle_s = 0 if is_in_use or touched else self._idle_s + self._wait_s
         if not is_in_use and (touched or self._idle_s >= self._idle_exit_s):
             self._stop_process()

@@ -129,6 +129,19 @@ class JobStore(ForkedJob):
         """Return whether the job was deleted since it was opened: its name is free or another job's. One request."""
         return self._folder.has_ended
 
+    def is_replaced(self) -> bool:
+        """
+        Return whether the ``job.json`` that was read is no longer there, or is another job's. One request.
+
+        Raises:
+            CorruptDataError: It cannot be read.
+        """
+        key = record_key(self._job, self.life)
+        try:
+            return decode_job(self._store.get(key), key).uid != self.job_uid
+        except NotFoundError:
+            return True
+
     def enter_life_of(self, epoch: int) -> None:
         """
         Bind to the life of an epoch; called before any other access. Never blocks.

@@ -8,6 +8,7 @@ encoded as JSON. No I/O.
 
 from __future__ import annotations
 
+from dstl_service import __version__ as PROGRAM_VERSION
 from dstl_service.wire.frames import FRAME_HEADER_BYTES_MAX, decode_frames, encode_frame
 from dstl_service.wire.limits import (
     JSON_BYTES_MAX,
@@ -95,6 +96,7 @@ __all__ = [
     "NAME_PATTERN",
     "NOTE_CHARS_MAX",
     "NOTE_OPERATOR",
+    "PROGRAM_VERSION",
     "RECENT_MAX",
     "REFS_MAX",
     "REMOVED",

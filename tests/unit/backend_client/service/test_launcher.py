@@ -374,6 +374,37 @@ def test_configurations_have_processes_of_their_own() -> None:
     assert len(paths) == 3
 
 
+def test_versions_have_processes_of_their_own(monkeypatch: pytest.MonkeyPatch) -> None:
+    """After an upgrade, tasks do not use the sidecar of the version before, which ends when it is idle."""
+    before = AutoStartedSidecar("s3://bucket", "/l", 60).socket_path
+    monkeypatch.setattr("backend_client.service.launcher.PROGRAM_VERSION", "999")
+
+    assert AutoStartedSidecar("s3://bucket", "/l", 60).socket_path != before
+
+
+def test_sidecar_outlives_the_folder_through_which_it_was_started(
+    service: AutoStartedSidecar, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A container's folder has links to the application's environment, and is deleted before that."""
+    environment, container = tmp_path / "filecache", tmp_path / "container"
+    (environment / "bin").mkdir(parents=True)
+    (environment / "bin" / "python").symlink_to(sys.executable)
+    (environment / "modules").mkdir()
+    container.mkdir()
+    (container / "environment").symlink_to(environment)
+    (container / "modules.zip").symlink_to(environment / "modules")
+    monkeypatch.setattr(sys, "executable", str(container / "environment" / "bin" / "python"))
+    monkeypatch.setattr(sys, "path", [str(container / "modules.zip"), *sys.path])
+
+    service.ensure()
+
+    process = psutil.Process(pid_of(service))
+    assert process.cmdline()[0] == str(environment / "bin" / "python")
+    paths = process.environ()["PYTHONPATH"].split(os.pathsep)
+    assert paths[0] == str(environment / "modules")
+    assert not [path for path in paths if path.startswith(str(container))]
+
+
 def test_log_of_a_long_life_stays_small(service: AutoStartedSidecar, monkeypatch: pytest.MonkeyPatch) -> None:
     """However long a sidecar runs, its log is a few files of bounded size, and errors go to the newest."""
     bytes_max = 4096

@@ -8,7 +8,7 @@ import pytest
 
 from dstl_service.collection.tombstones import Deletions
 from dstl_service.formats.keys import number_of, place_of
-from dstl_service.intake.active_job import IDLE_MS
+from dstl_service.intake.active_jobs import IDLE_MS
 from dstl_service.registry.job_store import JobStore
 from dstl_service.settings import GcSettings
 from storage.errors import CorruptDataError, UnavailableError

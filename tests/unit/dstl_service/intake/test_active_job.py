@@ -10,7 +10,8 @@ from prometheus_client.metrics import MetricWrapperBase
 
 from dstl_service.collection.tombstones import Deletions
 from dstl_service.composition import compose
-from dstl_service.intake.active_job import ActiveJob, ActiveJobs
+from dstl_service.intake.active_job import ActiveJob
+from dstl_service.intake.active_jobs import ActiveJobs
 from dstl_service.peers.client import PeerClient
 from dstl_service.registry.job_store import JobStore
 from dstl_service.settings import GcSettings, ServiceSettings

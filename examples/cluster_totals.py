@@ -1,5 +1,5 @@
 """
-A job for a standalone cluster: counts orders per customer from Spark's rate source and checks every batch.
+A job for a cluster, standalone or on YARN: counts orders per customer from Spark's rate source and checks every batch.
 
 Every batch has the same number of orders for each customer, so all totals are known; a wrong one ends the job with an
 error. The job needs no input data, so it shows within a minute whether a cluster, its sidecars and the storage work
@@ -50,8 +50,8 @@ class _Enough(Exception):  # noqa: N818 - not an error: it ends the query betwee
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run the job; return the exit code."""
     parser = argparse.ArgumentParser(description="Count orders per customer on a cluster.")
-    parser.add_argument("--master", required=True, help="spark://host:port")
-    parser.add_argument("--driver-host", default="127.0.0.1", help="address of this host for workers")
+    parser.add_argument("--master", required=True, help="spark://host:port, or yarn")
+    parser.add_argument("--driver-host", help="address of this host for workers (default: Spark's choice)")
     parser.add_argument("--storage", required=True, help="file:///path or s3://bucket/prefix")
     parser.add_argument("--checkpoint", required=True, help="folder of the Spark checkpoint")
     parser.add_argument("--batches", type=int, default=5, help="how many batches to run (default %(default)s)")
@@ -108,10 +108,11 @@ def _session(options: argparse.Namespace) -> SparkSession:
             .config("spark.scheduler.minRegisteredResourcesRatio", "1.0")
             .config("spark.scheduler.maxRegisteredResourcesWaitingTime", "120s")
         )
+    if options.driver_host is not None:
+        builder = builder.config("spark.driver.host", options.driver_host)
     session = (
         builder.master(options.master)
         .appName("dstl-cluster-totals")
-        .config("spark.driver.host", options.driver_host)
         .config("spark.executor.memory", "700m")
         .config("spark.shuffle.reduceLocality.enabled", "false")  # partitions stay where their tables are
         .config("spark.ui.enabled", "false")

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import signal
 import subprocess
 import tempfile
@@ -19,7 +18,7 @@ from confluent_kafka import KafkaException
 from confluent_kafka.admin import AdminClient
 
 from tools.servers.maven import maven_jars
-from tools.servers.programs import ServerError, ServerProcess, free_port
+from tools.servers.programs import ServerError, ServerProcess, free_port, java_program
 from tools.servers.versions import KAFKA_BROKER, KAFKA_CONNECTORS, KAFKA_VERSION
 
 _CLUSTER_ID = "ZHN0bC10ZXN0LWNsdXN0ZQ"  # 16 bytes in base64
@@ -79,7 +78,7 @@ class KafkaBroker(ServerProcess):
     def command(self, port: int) -> tuple[Sequence[str], Mapping[str, str]]:
         """Format its folder if that is new, and serve it."""
         jars = broker_jars()
-        java = [_java(), "-Xmx384m", "-XX:+UseSerialGC", "-XX:TieredStopAtLevel=1", "-cp", f"{jars[0].parent}/*"]
+        java = [java_program(), "-Xmx384m", "-XX:+UseSerialGC", "-XX:TieredStopAtLevel=1", "-cp", f"{jars[0].parent}/*"]
         settings = Path(self._folder.name) / "server.properties"
         settings.write_text(self._settings(port, self._voters or {self._node: free_port()}), encoding="utf-8")
         if not Path(self._folder.name, "data", "meta.properties").exists():
@@ -191,9 +190,3 @@ def with_users(**passwords: str) -> dict[str, str]:
         "authorizer.class.name": "org.apache.kafka.metadata.authorizer.StandardAuthorizer",
         "super.users": "User:admin;User:ANONYMOUS",  # the controller's own listener has no users
     }
-
-
-def _java() -> str:
-    """Return the Java that Spark uses."""
-    home = os.environ.get("JAVA_HOME")
-    return f"{home}/bin/java" if home else "java"

@@ -22,6 +22,7 @@ from tools.servers.programs import ServerError
 from tools.servers.s3_server import s3_program
 from tools.servers.spark.classes import class_archive
 from tools.servers.spark.worker_modules import compile_worker_modules
+from tools.servers.spark.yarn import yarn_jars
 
 SERVERS: dict[str, Callable[[], object]] = {
     "archive of Spark's classes": class_archive,  # the longest
@@ -30,6 +31,7 @@ SERVERS: dict[str, Callable[[], object]] = {
     "Toxiproxy": toxiproxy_program,
     "Kafka": broker_jars,
     "Spark's Kafka connector": connector_jars,
+    "YARN": yarn_jars,
     "mitmproxy": mitmproxy_program,
     "PostgreSQL": postgres_program,
 }

@@ -64,6 +64,12 @@ def go_program(name: str, module: str, version: str) -> Path:
     return program
 
 
+def java_program() -> str:
+    """Return the Java that Spark uses."""
+    home = os.environ.get("JAVA_HOME")
+    return f"{home}/bin/java" if home else "java"
+
+
 def free_port() -> int:
     """
     Return a TCP port of 127.0.0.1 that was free just now.

@@ -94,7 +94,7 @@ class Topology(ExitStack):
 
     def example_command(self) -> list[str]:
         """Return a command that runs the example job here, in `driver_environment`."""
-        where = ["--master", self.spark.master_url, "--storage", self.storage]
+        where = ["--master", self.spark.master_url, "--driver-host", "127.0.0.1", "--storage", self.storage]
         where += ["--checkpoint", f"{self._folder}/checkpoint", "--cores", str(WORKERS)]  # one core per worker
         return [sys.executable, "-m", "examples.cluster_totals", *where]
 

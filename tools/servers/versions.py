@@ -9,6 +9,11 @@ TOXIPROXY_VERSION = "v2.12.0"
 S3_FILE_SYSTEM = "org.apache.hadoop:hadoop-aws:3.5.0"
 """Hadoop's S3A, of the version of the Hadoop client that PySpark 4.3 has; 690 MB with its dependencies."""
 
+YARN_VERSION = "3.5.0"
+"""That of the Hadoop client that PySpark 4.3 has."""
+YARN = f"org.apache.hadoop:hadoop-client-minicluster:{YARN_VERSION}"
+YARN_LIBRARIES = ("org.bouncycastle:bcpkix-jdk18on:1.82",)
+
 KAFKA_VERSION = "4.3.1"
 KAFKA_BROKER = (f"org.apache.kafka:kafka_2.13:{KAFKA_VERSION}", "org.slf4j:slf4j-simple:1.7.36")
 KAFKA_CONNECTORS = {

@@ -204,6 +204,8 @@ def test_fork_is_recorded_on_both_jobs(tmp_path: Path, capsys: pytest.CaptureFix
     assert "begin as a fork  parent=job  checkpoint=0.1." in capsys.readouterr().out
     assert main(["savepoints", *storage, "job"]) == 0
     assert "for fork fork@0" in capsys.readouterr().out
+    assert main(["delete", *storage, "job"]) == 0
+    assert "would be deleted; delete its forks first: fork" in capsys.readouterr().out
     assert main(["delete", *storage, "--write", "job"]) == 2
     assert "forks need its objects: fork" in capsys.readouterr().err
 

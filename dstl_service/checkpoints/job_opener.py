@@ -69,6 +69,7 @@ class JobOpener:
                 job=name,
             )
         await self._jobs.forget_ended(name)
+        await self._jobs.forget_replaced(name)
         job = self._jobs.get(name)
         # One at a time: a repeated request must not get a higher epoch than the one whose answer is used.
         async with job.opening:

@@ -129,6 +129,16 @@ class JobStore(ForkedJob):
         """Return whether the job was deleted since it was opened: its name is free or another job's. One request."""
         return self._folder.has_ended
 
+    def is_replaced(self) -> bool:
+        """Return whether the objects of the job that was opened were deleted by hand: its ``job.json`` is gone."""
+        if not self.job_uid:
+            return False
+        key = record_key(self._job, self._folder.life)
+        try:
+            return decode_job(self._store.get(key), key).uid != self.job_uid
+        except NotFoundError:
+            return True
+
     def enter_life_of(self, epoch: int) -> None:
         """
         Bind to the life of an epoch; called before any other access. Never blocks.

@@ -69,7 +69,7 @@ class JobOpener:
                 job=name,
             )
         await self._jobs.forget_ended(name)
-        await self._jobs.forget_replaced(name)
+        await self._forget_replaced(name)
         job = self._jobs.get(name)
         # One at a time: a repeated request must not get a higher epoch than the one whose answer is used.
         async with job.opening:
@@ -95,3 +95,15 @@ class JobOpener:
             service_id=self._service_id,
             latest=latest.info() if latest else None,
         )
+
+    async def _forget_replaced(self, name: str) -> None:
+        """
+        Drop what is held of a job whose objects were deleted by hand, as to start over.
+
+        Epochs of the next job of its name begin at 1 again: it would be refused as if an older driver opened it. Only a
+        takeover looks: it fences a running driver anyway, whose ``job.json`` may just be lost.
+        """
+        job = self._jobs.get(name)
+        if await self._in_thread(name, job.store.is_replaced) and self._jobs.get(name) is job:
+            logger.warning("job has no objects any more", extra={"job": name, "epoch": job.epoch})
+            self._jobs.recreate(name)

@@ -270,18 +270,6 @@ class ActiveJobs:
             self.recreate(name)
         return True
 
-    async def forget_replaced(self, name: str) -> None:
-        """
-        Drop what is held of a job whose objects were deleted by hand, as to start over.
-
-        Epochs of the next job of its name begin at 1 again: it would be refused as if an older driver opened it. Only
-        for a driver that takes the job over: it fences a running one anyway, whose ``job.json`` may just be lost.
-        """
-        job = self._jobs.get(name)
-        if job is not None and await self._in_thread(name, job.store.is_replaced) and self._jobs.get(name) is job:
-            logger.warning("job has no objects any more", extra={"job": name, "epoch": job.epoch})
-            self.recreate(name)
-
     def begin_look(self, job: ActiveJob, checkpoint_id: int) -> None:
         """
         Check in the background whether a job was deleted, once for each checkpoint that begins.

@@ -166,7 +166,7 @@ class BackendSettings:
     link_port: int = 0
     """Port of the driver's host on which its sidecar listens for them; 0: an ephemeral one."""
     sidecar_idle_exit_s: int = 600
-    """An auto-started sidecar stops after this time without a request."""
+    """An auto-started sidecar stops after this time without a request, at the latest after twice that time."""
     sidecar_config_file: str | None = None
     """Settings file of auto-started sidecars, on every host; else that in the host's own environment
     (`DSTL_CONFIG`)."""

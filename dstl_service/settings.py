@@ -211,7 +211,8 @@ class ServiceSettings:
     checkpoint_timeout_s: int = 600
     """Longest time of a checkpoint; all attempts of an upload together must be shorter."""
     idle_exit_s: int = 0
-    """Stop after this time without requests and background work; 0 never. An auto-started sidecar ends this way."""
+    """Stop after this time without requests and background work, at the latest after twice that time; 0 never. An
+    auto-started sidecar ends this way."""
     log_level: Literal["DEBUG", "INFO", "WARNING", "ERROR"] = "INFO"
     """Lowest level of logged records; DEBUG logs every upload."""
     log_file: Path | None = None

@@ -136,9 +136,13 @@ def _gc_arguments(commands: _Commands) -> None:
 
 def _savepoints_arguments(commands: _Commands) -> None:
     keep = commands.add_for_job("savepoints", savepoints, "list, create and delete a job's savepoints")
-    keep.add_argument("--create", metavar="NAME", help="keep a checkpoint under this name until it is deleted")
-    keep.add_argument("--checkpoint", type=int, metavar="ID", help="which checkpoint to keep (default: the newest)")
-    keep.add_argument("--delete", metavar="NAME", help="delete the savepoint of this name")
+    # One of them could fail after the other: a savepoint would be gone, and the command's error about something else.
+    act = keep.add_mutually_exclusive_group()
+    act.add_argument("--create", metavar="NAME", help="keep a checkpoint under this name until it is deleted")
+    act.add_argument("--delete", metavar="NAME", help="delete the savepoint of this name")
+    keep.add_argument(
+        "--checkpoint", type=int, metavar="ID", help="with --create: which checkpoint to keep (default: the newest)"
+    )
 
 
 def _deletion_arguments(commands: _Commands) -> None:

@@ -56,6 +56,8 @@ def list_losses(options: argparse.Namespace) -> int:
     job_store.open(None)
     newest = job_store.newest()
     operators = newest.operators if newest is not None else ()
+    if not any(part.is_lost for operator in operators for part in operator.set_aside):
+        complain(f"job {options.job!r} has lost no rows, as of its newest checkpoint")
     labels = {operator.name + SET_ASIDE_SUFFIX: operator.label for operator in operators}
     for operator in operators:
         for part in operator.set_aside:
@@ -109,7 +111,7 @@ def _compact(offsets: Any) -> str:
 
 
 def savepoints(options: argparse.Namespace) -> int:
-    """Delete or create savepoints as the options say; then print all."""
+    """Create or delete a savepoint if the options say so; then print all."""
     if options.checkpoint is not None and options.create is None:
         raise InvalidInputError("--checkpoint says which checkpoint a savepoint keeps; name it: --create NAME")
     store, job_store = open_job(options)

@@ -13,7 +13,9 @@ from dstl_service.collection.tombstones import Deletions
 from dstl_service.commands.common import complain, deletions_of, open_existing, open_job, record, say, settings_of
 from dstl_service.formats.tombstone import Tombstone
 from dstl_service.process.display import utc_text
+from dstl_service.registry.forks import living_forks
 from dstl_service.registry.job_store import MAX_PARALLELISM_DEFAULT, JobStore
+from dstl_service.registry.lives import Lives
 from storage.clock import SystemClock, SystemIds
 from storage.errors import ConflictError, CorruptDataError, DstlError, NotFoundError
 
@@ -55,10 +57,9 @@ def delete(options: argparse.Namespace) -> int:
     store, _ = open_job(options)
     if not options.write:
         found = delete_job(store, options.job)
-        say(
-            f"job {found.job}: {found.objects} objects of {found.size_bytes} bytes would be deleted; stop the query "
-            "first; --write does it"
-        )
+        forks = living_forks(store, options.job, Lives(store, options.job).current())
+        remedy = f"delete its forks first: {', '.join(forks)}" if forks else "stop the query first; --write does it"
+        say(f"job {found.job}: {found.objects} objects of {found.size_bytes} bytes would be deleted; {remedy}")
         return 0
     deletions = deletions_of(store)
     tombstone = deletions.of(options.job)

@@ -107,7 +107,7 @@ def test_uninstall_gives_sparks_operator_back(spark: SparkSession, make_backend:
         return stream.groupBy("k").transformWithState(Totals(), OUTPUT, "Update", "None")
 
     installation = make_backend().install(spark)
-    with pytest.raises(InvalidInputError, match=r"call uninstall\(\) on its Installation first"):
+    with pytest.raises(InvalidInputError, match=r"call ChangelogStateBackend\.uninstall\(spark\) first"):
         make_backend("other").install(spark)
     assert isinstance(transformed(spark), StatefulDataFrame)
     assert isinstance(transformed(other), DataFrame)
@@ -115,6 +115,20 @@ def test_uninstall_gives_sparks_operator_back(spark: SparkSession, make_backend:
     installation.uninstall()
 
     assert isinstance(transformed(spark), DataFrame)
+    assert GroupedData.transformWithState is original
+
+
+def test_install_can_be_repeated_without_the_installation(spark: SparkSession, make_backend: Backends) -> None:
+    """A notebook's cell that calls `install` can be run again, although nothing holds the first `Installation`."""
+    original = GroupedData.transformWithState
+    forgotten = make_backend().install(spark)
+    ChangelogStateBackend.uninstall(spark)
+    ChangelogStateBackend.uninstall(spark)
+    assert GroupedData.transformWithState is original
+
+    with make_backend("other").install(spark):
+        forgotten.uninstall()  # does not undo the second one
+        assert GroupedData.transformWithState is not original
     assert GroupedData.transformWithState is original
 
 
@@ -180,6 +194,10 @@ def test_unsupported_use_is_refused(spark: SparkSession, make_backend: Backends,
         result = stream.groupBy("k").transformWithState(Totals(), OUTPUT, "Update", "None")
     with pytest.raises(AttributeError, match=r"dropDuplicates.* remember seen rows in a value state"):
         result.dropDuplicates(["k"])
+    with pytest.raises(AttributeError, match=r"before the operator, and name .* with eventTimeColumnName"):
+        result.withWatermark("n", "1 minute")
+    with pytest.raises(AttributeError, match="SQL cannot read the result: use selectExpr"):
+        result.createOrReplaceTempView("totals")
     with pytest.raises(AttributeError, match="only has transformWithState"):
         result.groupBy("k").agg(F.sum("n"))
     with pytest.raises(InvalidInputError, match="union streams before the operator"):

@@ -16,7 +16,7 @@ from backend_client.progress_line import ProgressLine
 from backend_client.service.job_session import auto_started_sidecar
 from backend_client.service.launcher import AutoStartedSidecar
 from backend_client.settings import BackendSettings
-from backend_client.spark.api.install import Installation, install
+from backend_client.spark.api.install import Installation, install, uninstall
 from backend_client.spark.api.operators import OperatorInput, TransformOptions, columnar_operator, row_operator
 from backend_client.spark.api.plan import StatefulDataFrame, StatefulGroupedData
 from backend_client.spark.api.query_jobs import ProgressReports, QueryJobs
@@ -84,6 +84,15 @@ class ChangelogStateBackend:
                 "transformWithStateInPandas": installed.transform_with_state_in_pandas,
             },
         )
+
+    @staticmethod
+    def uninstall(spark: SparkSession) -> None:
+        """
+        Restore Spark's own operator in a session, whichever backend is installed there; no effect without one.
+
+        A cell of a notebook that calls `install` can be run again after it, although the `Installation` is gone.
+        """
+        uninstall(spark)
 
     @staticmethod
     def recommended_settings(spark: SparkSession | None = None) -> list[RecommendedSetting]:

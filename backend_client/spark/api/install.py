@@ -33,11 +33,7 @@ class Installation:
     def uninstall(self) -> None:
         """Restore Spark's own operator in the session; running queries continue. Idempotent."""
         if _installed.get(self._session_id) is self._methods:
-            del _installed[self._session_id]
-        if not _installed:
-            for name, original in _originals.items():
-                setattr(GroupedData, name, original)
-            _originals.clear()
+            _remove(self._session_id)
 
     def __enter__(self) -> Self:
         return self
@@ -61,7 +57,7 @@ def install(spark: SparkSession, methods: Methods) -> Installation:
     session_id = session_id_of(spark)
     if session_id in _installed:
         raise InvalidInputError(
-            "a backend is already installed in this session; call uninstall() on its Installation first"
+            "a backend is already installed in this session; call ChangelogStateBackend.uninstall(spark) first"
         )
     _installed[session_id] = methods
     if not _originals:
@@ -70,6 +66,20 @@ def install(spark: SparkSession, methods: Methods) -> Installation:
             _originals[name] = original
             setattr(GroupedData, name, _switched(name, original))
     return Installation(session_id, methods)
+
+
+def uninstall(spark: SparkSession) -> None:
+    """Restore Spark's own operator in a session, whichever backend is installed there; no effect without one."""
+    if is_classic(spark):
+        _remove(session_id_of(spark))
+
+
+def _remove(session_id: str) -> None:
+    _installed.pop(session_id, None)
+    if not _installed:
+        for name, original in _originals.items():
+            setattr(GroupedData, name, original)
+        _originals.clear()
 
 
 def _switched(name: str, original: Callable[..., Any]) -> Callable[..., Any]:

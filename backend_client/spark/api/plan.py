@@ -76,6 +76,14 @@ _STATEFUL = {
     "unionAll": "union the streams before the operator",
     "unionByName": "union the streams before the operator",
 }
+_IN_ITS_PLACE = {
+    "observe": "observe the operator's input; backend.on_progress(…) has the figures of each batch",
+    "withWatermark": "call it before the operator, and name the result's column of time with eventTimeColumnName=…",
+    **dict.fromkeys(
+        ("createOrReplaceGlobalTempView", "createOrReplaceTempView", "createGlobalTempView", "createTempView"),
+        "SQL cannot read the result: use selectExpr and filter, or a view of the batch inside foreachBatch",
+    ),
+}
 
 
 class StatefulGroupedData:
@@ -213,6 +221,10 @@ class StatefulDataFrame:
             raise AttributeError(
                 f"{name!r} is one of Spark's own stateful operations, which cannot follow an operator of this backend: "
                 f"{_STATEFUL[name]}, or use foreachBatch"
+            )
+        if name in _IN_ITS_PLACE:
+            raise AttributeError(
+                f"{name!r} is not available on the result of a stateful operator: {_IN_ITS_PLACE[name]}"
             )
         raise AttributeError(
             f"{name!r} is not available on the result of a stateful operator; use a stateless operation "

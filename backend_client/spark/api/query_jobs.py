@@ -14,6 +14,7 @@ from backend_client.progress import BatchProgress
 from backend_client.settings import BackendSettings
 from backend_client.spark.scaling.rescaling import Rescaling
 from storage.errors import InvalidInputError
+from storage.validation import validate_name
 
 logger = logging.getLogger("backend_client")
 
@@ -87,7 +88,17 @@ class QueryJobs:
                 )
             return self.settings
         parent = None if self.settings.fork_of is None else f"{self.settings.fork_of}.{query_name}"
-        return replace(self.settings, job=f"{self.settings.job}.{query_name}", fork_of=parent)
+        return replace(self.settings, job=self._job_of(query_name), fork_of=parent)
+
+    def _job_of(self, query_name: str) -> str:
+        try:
+            return validate_name("job", f"{self.settings.job}.{query_name}")
+        except InvalidInputError as error:
+            raise InvalidInputError(
+                f"the query's name {query_name!r} is part of the name of its job, and {error}. Choose another "
+                "queryName(…), or call transform_with_state of the backend in place of install: its job has the "
+                "backend's name alone"
+            ) from error
 
     def started(self, query: StreamingQuery, rescaling: Rescaling) -> None:
         """Register a running query."""

@@ -77,7 +77,8 @@ class PandasKeys(StatefulProcessor):
     def handleExpiredTimer(self, key: Any, timerValues: Any, expiredTimerInfo: Any) -> Iterator[Any]:
         """Pass on, with Python's timestamps in the key: the same moments of the clock as in the key of the rows."""
         key = key if self._shown is None else self._shown(key)
-        return self._processor.handleExpiredTimer(key, timerValues, expiredTimerInfo)
+        # By name, as Spark does: the processor may have them in another order.
+        return self._processor.handleExpiredTimer(key=key, timerValues=timerValues, expiredTimerInfo=expiredTimerInfo)
 
     def handleInitialState(self, key: Any, initialState: Any, timerValues: Any) -> None:
         """Pass on, with pandas timestamps in the key."""

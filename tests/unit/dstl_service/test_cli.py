@@ -149,6 +149,33 @@ def test_mistyped_savepoint(tmp_path: Path, command: list[str], capsys: pytest.C
     assert "has no savepoint 'mistyped'; `dstl savepoints` lists those it has" in capsys.readouterr().err
 
 
+def test_savepoint_is_not_deleted_by_a_command_that_fails(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """One command cannot delete one savepoint and then fail to create another."""
+    store = LocalStore(tmp_path)
+    jobs = opened(store)
+    epoch, _ = jobs.claim("test")
+    jobs.create_manifest(manifest(0, epoch, job_uid=jobs.job_uid))
+    command = ["savepoints", "--storage", store.url, "job"]
+    assert main([*command, "--create", "old"]) == 0
+
+    with pytest.raises(SystemExit):
+        main([*command, "--delete", "old", "--create", "new", "--checkpoint", "7"])
+
+    assert "not allowed with argument" in capsys.readouterr().err
+    assert main(command) == 0
+    assert capsys.readouterr().out.startswith("old  0.1.")
+
+
+def test_job_without_losses(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """That a job has lost no rows is said; the list is empty."""
+    store = LocalStore(tmp_path)
+    opened(store)
+
+    assert main(["losses", "--storage", store.url, "job"]) == 0
+
+    assert capsys.readouterr() == ("", "dstl: job 'job' has lost no rows, as of its newest checkpoint\n")
+
+
 def test_job_without_a_checkpoint(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """A job whose first batch is not complete has an empty list, and that is said."""
     store = LocalStore(tmp_path)
@@ -177,6 +204,8 @@ def test_fork_is_recorded_on_both_jobs(tmp_path: Path, capsys: pytest.CaptureFix
     assert "begin as a fork  parent=job  checkpoint=0.1." in capsys.readouterr().out
     assert main(["savepoints", *storage, "job"]) == 0
     assert "for fork fork@0" in capsys.readouterr().out
+    assert main(["delete", *storage, "job"]) == 0
+    assert "would be deleted; delete its forks first: fork" in capsys.readouterr().out
     assert main(["delete", *storage, "--write", "job"]) == 2
     assert "forks need its objects: fork" in capsys.readouterr().err
 

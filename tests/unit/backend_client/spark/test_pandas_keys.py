@@ -44,6 +44,25 @@ class Keys(StatefulProcessor):
         pass
 
 
+class TimersFirst(Keys):
+    """Has the arguments of timers in an order of its own, which Spark allows."""
+
+    def handleExpiredTimer(self, expiredTimerInfo: Any, timerValues: Any, key: Any) -> Iterator[Any]:
+        self.seen += [expiredTimerInfo, timerValues, tuple(key)]
+        return iter(())
+
+
+def test_arguments_of_timers_are_passed_by_name() -> None:
+    """As on Spark, the order of the method's parameters does not count."""
+    processor, codec = TimersFirst(), KeyCodec(SCHEMA, row_factory)
+    keys = PandasKeys(processor, SCHEMA, "UTC")
+    key = codec.decode(codec.encode(("a", None, None)))
+
+    keys.handleExpiredTimer(key=key, timerValues="times", expiredTimerInfo="timer")
+
+    assert processor.seen == ["timer", "times", ("a", None, None)]
+
+
 def test_timers_have_the_keys_of_their_rows() -> None:
     """A timestamp is that of the session's clock, in the key of rows and of a timer; one without zone stays."""
     processor, codec = Keys(), KeyCodec(SCHEMA, row_factory)

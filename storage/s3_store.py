@@ -273,7 +273,9 @@ class S3Store:
             ) from error
         except boto.NoRegionError as error:
             raise InvalidInputError(f"cannot {verb} {self.url}: set the option region, or AWS_REGION") from error
-        except (*_CONNECTION_ERRORS, OSError) as error:
+        except (*_CONNECTION_ERRORS, OSError, RecursionError) as error:
+            if _is_redirected(error):
+                raise self._error(verb, key, "", "301") from error
             # Refused, reset and silent connections, and truncated or damaged answers.
             raise UnavailableError(
                 f"cannot {verb} {key or self.url}: the connection to {self._client.meta.endpoint_url} failed; check "
@@ -305,6 +307,12 @@ class S3Store:
         error_class, advice = meaning(verb, code, status)
         message = f"cannot {verb} {key or self.url}: {advice}"
         return error_class(message, key=key, store=self.url, code=code, status=status)
+
+
+def _is_redirected(error: Exception) -> bool:
+    """Return whether a server redirects all requests, also that for the bucket's region by which botocore follows."""
+    inner = error.kwargs.get("error") if isinstance(error, boto.HTTPClientError) else error
+    return isinstance(inner, RecursionError)
 
 
 def _check_options(endpoint: str | None, addressing_style: str | None) -> None:

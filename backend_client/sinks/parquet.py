@@ -89,6 +89,7 @@ class ParquetSink(Sink):
         with closing(open_store(self.path, **self.store_options)) as store:
             try:
                 store.check_writable(_PROBES)
+                next(iter(store.list(f"{_PROBES}/")), None)  # who opens a slot lists its entries
             except DstlError as error:
                 raise UnavailableError(f"the sink's folder {self.path} cannot be written: {error}") from error
             # Of killed processes: files that were not whole yet, and probes. If that fails, they only stay.

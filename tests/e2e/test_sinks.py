@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import shutil
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -133,6 +134,36 @@ def test_file_sink_has_the_output_after_rewinds(
     again = [expected_output([FILES[0], [row for file in FILES[1:upto] for row in file]])[1] for upto in (2, 3, 3)]
     rows = [*expected(2), *(row for batch in again for row in batch)]
     assert rows_of(spark.read.parquet(str(tmp_path / "out"))) == sorted(rows, key=repr)
+
+
+def test_file_sink_has_the_output_after_an_older_spark_checkpoint(
+    spark: SparkSession, make_backend: Backends, tmp_path: Path
+) -> None:
+    """
+    An older copy of the Spark checkpoint knows fewer batches than the sink, which would leave later ones out.
+
+    The error of the start says to which checkpoint the state is rewound.
+    """
+    chk = tmp_path / "chk"
+
+    def run_upto(upto: int) -> None:
+        write_input(tmp_path / "in", FILES[:upto])
+        writer = totals(make_backend(), read_input(spark, tmp_path / "in")).writeStream
+        run(writer.option("path", str(tmp_path / "out")), chk)
+
+    run_upto(1)
+    shutil.copytree(chk, tmp_path / "copy")
+    for upto in (2, 3):
+        run_upto(upto)
+    shutil.rmtree(chk)
+    shutil.copytree(tmp_path / "copy", chk)
+    with pytest.raises(ConflictError, match=r"rewind the state as well: dstl rewind .* --checkpoint 0 --write job"):
+        run_upto(3)
+    assert main(["rewind", "--storage", f"file://{tmp_path / 'store'}", "--checkpoint", "0", "--write", "job"]) == 0
+    run_upto(3)
+
+    again = [row for batch_id in (1, 2) for row in expected_output(FILES)[batch_id]]  # the source has forgotten them
+    assert rows_of(spark.read.parquet(str(tmp_path / "out"))) == sorted([*expected(), *again], key=repr)
 
 
 def test_file_sink_of_a_query_that_has_run_without_it(

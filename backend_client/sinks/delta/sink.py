@@ -40,7 +40,7 @@ from backend_client.sinks.delta.flushing import flush_checked, flush_newest, flu
 from backend_client.sinks.delta.markers import check_retention, stored_marker, transactions
 from backend_client.sinks.delta.spool import rows_per_group, spool
 from backend_client.sinks.delta.statistics import check_values, statistics_of, without_floats
-from backend_client.sinks.delta.storage_options import endpoint_of, told
+from backend_client.sinks.delta.storage_options import encryption_of, endpoint_of, told
 from backend_client.sinks.protocol import Marker, Sink, Slot, SlotPublisher
 from storage.errors import DstlError, FencedError, InvalidInputError, UnavailableError
 from storage.open import open_store
@@ -185,7 +185,7 @@ class DeltaSink(Sink):
             return
         endpoint = endpoint_of(self.storage_options)
         # In a hidden folder: readers skip names that begin with an underscore.
-        options = {"endpoint_url": endpoint} if endpoint else {}
+        options = {**encryption_of(self.storage_options), **({"endpoint_url": endpoint} if endpoint else {})}
         with closing(open_store(f"{self.path.rstrip('/')}/_dstl", **options)) as store:
             try:
                 store.check_writable()

@@ -142,7 +142,8 @@ def follow(spark: SparkSession, log: CheckpointLog, latest: CheckpointInfo | Non
         logs, parent = logs_of(latest.offsets), parent_log(spark, settings)
         log.fork(latest.ref.id, latest.offsets, latest.ref.uid, latest.closed_ms, origin.savepoint, parent, logs)
     elif latest.rewound_from is not None or is_at_fork(latest):
-        log.rewind(latest.ref.id, latest.offsets, latest.ref.uid, latest.closed_ms)
+        newest = None if latest.rewound_from is None else latest.rewound_from.id
+        log.rewind(latest.ref.id, latest.offsets, latest.ref.uid, latest.closed_ms, newest)
 
 
 def logs_of(offsets: str) -> dict[int, int | None]:

@@ -90,7 +90,9 @@ class CheckpointLog:
         times = self._times_set_back()
         return times[-1][1] if times else 0
 
-    def rewind(self, batch_id: int, offsets: str, uid: str, closed_ms: int | None = None) -> None:
+    def rewind(
+        self, batch_id: int, offsets: str, uid: str, closed_ms: int | None = None, newest: int | None = None
+    ) -> None:
         """
         Set the query back to the point after a batch: Spark plans the next batch again, with new offsets.
 
@@ -103,10 +105,12 @@ class CheckpointLog:
             uid: Identifies this rewind; letters, digits, - and _.
             closed_ms: The watermark in ms at which the batch was closed, None if it was left open. It becomes the next
                 batch's watermark if Spark's commit entry is gone.
+            newest: The last batch that the state had before. A folder that is an older copy, or lost its last entries,
+                knows less, but sinks have that batch's output.
         """
         if self._read(_SET_BACK) == uid:
             return
-        self._note_given_up(batch_id, uid)
+        self._note_given_up(batch_id, uid, newest)
         for folder in ("commits", "offsets"):
             later = [number for number in self._numbers(folder) if number > batch_id]
             for number in sorted(later, reverse=True):
@@ -207,11 +211,11 @@ class CheckpointLog:
         for name, text in texts.items():
             self._write(f"{folder}/{name}", text)
 
-    def _note_given_up(self, batch_id: int, uid: str) -> None:
+    def _note_given_up(self, batch_id: int, uid: str, state_newest: int | None) -> None:
         times = self._times_set_back()
         if any(noted == uid for _, _, noted in times):
             return  # an earlier call was interrupted, maybe after it deleted entries
-        newest = (self.next_id() or batch_id + 1) - 1
+        newest = max((self.next_id() or batch_id + 1) - 1, -1 if state_newest is None else state_newest)
         self._write(f"{_GIVEN_UP}/{len(times)}_{self.given_up() + newest - batch_id}_{uid}", "")
 
     def _times_set_back(self) -> list[tuple[int, int, str]]:

@@ -10,6 +10,7 @@ import pytest
 from botocore.exceptions import (
     ClientError,
     EndpointConnectionError,
+    HTTPClientError,
     NoCredentialsError,
     ReadTimeoutError,
     UnauthorizedSSOTokenError,
@@ -276,6 +277,13 @@ def test_answer_of_a_proxy_is_no_success(
     server.add_response(operation, {})
     with pytest.raises(UnavailableError, match="not that of an S3 server"):
         call(store)
+
+
+@pytest.mark.parametrize("error", [RecursionError(), HTTPClientError(error=RecursionError())])
+def test_redirection_by_a_proxy_is_said(store: S3Store, error: Exception) -> None:
+    """Such as from http to https: botocore asks for the bucket's region, is redirected again, and gives up so."""
+    with pytest.raises(UnavailableError, match="redirected the request"), store._translated("list", ""):
+        raise error
 
 
 def test_missing_credentials_are_said(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -28,6 +28,7 @@ from deltalake import DeltaTable, QueryBuilder, write_deltalake
 from deltalake.exceptions import DeltaError
 
 from backend_client.sinks.delta import DeltaSink
+from backend_client.sinks.delta import sink as delta_sink
 from backend_client.sinks.protocol import Marker, Slot
 from dstl_service.wire import BRANCH_GENERATIONS, CheckpointRef
 from storage.errors import CorruptDataError, FencedError, InvalidInputError, UnavailableError
@@ -854,6 +855,38 @@ def test_errors_tell_no_value_of_an_option(name: str) -> None:
     with pytest.raises(UnavailableError, match="cannot be read or written") as caught:
         sink.check(COLUMNS, [SLOT])
     assert "s3cret" not in "".join(traceback.format_exception(caught.value))
+
+
+@pytest.mark.parametrize("place", ["options", "environment"])
+@pytest.mark.parametrize(
+    ("given", "expected"),
+    [
+        ({"aws_server_side_encryption": "AES256", "aws_sse_kms_key_id": "k"}, {"sse": "AES256"}),
+        (
+            {"aws_server_side_encryption": "aws:kms", "aws_sse_kms_key_id": "k"},
+            {"sse": "aws:kms", "sse_kms_key_id": "k"},
+        ),
+        ({"aws_server_side_encryption": "sse-c", "aws_sse_customer_key_base64": "k"}, {}),
+    ],
+)
+def test_the_check_encrypts_as_the_library(
+    monkeypatch: pytest.MonkeyPatch, place: str, given: dict[str, str], expected: dict[str, str]
+) -> None:
+    """Policies of many buckets refuse a put that does not ask for it, so no query could start."""
+    opened: list[dict[str, Any]] = []
+
+    def refuse(_: str, **options: Any) -> None:
+        opened.append(options)
+        raise UnavailableError("seen")
+
+    monkeypatch.setattr(delta_sink, "open_store", refuse)
+    if place == "environment":
+        for name, value in given.items():
+            monkeypatch.setenv(name.upper(), value)
+    sink = DeltaSink("s3://bucket/a", storage_options=given if place == "options" else {})
+    with pytest.raises(UnavailableError, match="seen"):
+        sink.check(COLUMNS, [SLOT])
+    assert opened == [expected]
 
 
 def test_options_of_the_store_are_text() -> None:

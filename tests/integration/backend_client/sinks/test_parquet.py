@@ -372,6 +372,17 @@ def test_check_deletes_what_killed_publishers_left(sink: ParquetSink, tmp_path: 
         assert [path.name for path in folder.iterdir()] == [young]
 
 
+def test_a_folder_that_cannot_be_listed_is_refused(sink: ParquetSink, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Opening a slot lists its entries: the start would wait for its patience, as for a system that is away."""
+
+    def refuse(*_: str) -> None:
+        raise UnavailableError("access denied")
+
+    monkeypatch.setattr(type(open_store(sink.path)), "list", refuse)
+    with pytest.raises(UnavailableError, match="access denied"):
+        sink.check(COLUMNS, [SLOT])
+
+
 @pytest.mark.parametrize("sink", ["disk"], indirect=True)
 @pytest.mark.parametrize("linked", ["_dstl", "_dstl/probe", ".tmp"])
 def test_check_follows_no_link(sink: ParquetSink, tmp_path: Path, linked: str) -> None:

@@ -15,7 +15,9 @@ from unittest import mock
 
 import pytest
 
+from backend_client.spark.start.fork_start import follow
 from backend_client.spark.start.spark_checkpoint import CheckpointLog
+from dstl_service.wire import CheckpointInfo, CheckpointRef
 from storage.errors import ConflictError
 
 OFFSETS = 'v1\n{"batchWatermarkMs":0,"batchTimestampMs":1}\n{"logOffset":2}'
@@ -101,6 +103,23 @@ def test_first_batch_of_a_fork_is_number_0_of_its_sinks(tmp_path: Path) -> None:
         (tmp_path / "fork/offsets" / str(number)).write_text(OFFSETS, encoding="utf-8")
     log.rewind(8, OFFSETS, "back")
     assert 9 + log.given_up() == 3  # 0, 1 and 2 are taken
+
+
+def test_a_folder_that_is_an_older_copy_is_set_back(tmp_path: Path) -> None:
+    """Sinks have output of batches that it does not know, and would leave out those that get their ids."""
+    log = checkpoint(tmp_path / "query")
+    folder = tmp_path / "query/offsets"
+    folder.mkdir(parents=True)
+    for number in range(6):
+        (folder / str(number)).write_text(OFFSETS, encoding="utf-8")
+    nothing: Any = None
+    for target, newest in ((4, 9), (3, 4)):
+        first = CheckpointRef(target, 0, f"first-{target}")
+        latest = CheckpointInfo(
+            first, None, 1, 0, "q", OFFSETS, [], 0, 0, rewound_from=CheckpointRef(newest, 0, "newest")
+        )
+        follow(nothing, log, latest, nothing)
+        assert target + 1 + log.given_up() == 10
 
 
 def test_interrupted_fork_begins_with_number_0_as_well(tmp_path: Path) -> None:

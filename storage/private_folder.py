@@ -170,7 +170,8 @@ def _check_part(path: str | os.PathLike[str], part: str, found: os.stat_result, 
         raise _refused(path, part, f"belongs to {user_name(found.st_uid)}", "add that user to trusted_uids")
     is_open = stat.S_ISDIR(found.st_mode) and found.st_mode & _WRITABLE_BY_OTHERS
     if is_open and (is_last or not found.st_mode & stat.S_ISVTX):
-        raise _refused(path, part, "is writable by other users", "remove that permission (chmod go-w)")
+        remedy = "remove that permission (chmod go-w), name it in trusted_dir if only trusted users see it, as in a pod"
+        raise _refused(path, part, "is writable by other users", remedy)
 
 
 def _is_above(place: str, folder: str) -> bool:

@@ -8,6 +8,8 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
+from botocore.exceptions import HTTPClientError
+
 from storage.errors import (
     CorruptDataError,
     DstlError,
@@ -70,3 +72,9 @@ def meaning(verb: str, code: str, status: str) -> tuple[type[DstlError], str]:
         return UnavailableError, FOREIGN if code in ("", status) else _UNHEARD_OF
     found = _ERRORS.get(code) or _ERRORS.get(status) or _ERRORS.get(f"{status[:1]}xx")
     return found or (InternalError, "unexpected answer of the server")
+
+
+def is_redirected(error: Exception) -> bool:
+    """Return whether a server redirects all requests, also that for the bucket's region by which botocore follows."""
+    inner = error.kwargs.get("error") if isinstance(error, HTTPClientError) else error
+    return isinstance(inner, RecursionError)

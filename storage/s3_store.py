@@ -37,7 +37,7 @@ from storage.object_store import (
     validate_range,
 )
 from storage.s3_body import BufferedBody
-from storage.s3_errors import FOREIGN, LOOK_UP, meaning
+from storage.s3_errors import FOREIGN, LOOK_UP, is_redirected, meaning
 from storage.s3_session import new_session
 from storage.validation import is_endpoint
 
@@ -274,7 +274,7 @@ class S3Store:
         except boto.NoRegionError as error:
             raise InvalidInputError(f"cannot {verb} {self.url}: set the option region, or AWS_REGION") from error
         except (*_CONNECTION_ERRORS, OSError, RecursionError) as error:
-            if _is_redirected(error):
+            if is_redirected(error):
                 raise self._error(verb, key, "", "301") from error
             # Refused, reset and silent connections, and truncated or damaged answers.
             raise UnavailableError(
@@ -307,12 +307,6 @@ class S3Store:
         error_class, advice = meaning(verb, code, status)
         message = f"cannot {verb} {key or self.url}: {advice}"
         return error_class(message, key=key, store=self.url, code=code, status=status)
-
-
-def _is_redirected(error: Exception) -> bool:
-    """Return whether a server redirects all requests, also that for the bucket's region by which botocore follows."""
-    inner = error.kwargs.get("error") if isinstance(error, boto.HTTPClientError) else error
-    return isinstance(inner, RecursionError)
 
 
 def _check_options(endpoint: str | None, addressing_style: str | None) -> None:

@@ -8,8 +8,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from botocore.exceptions import HTTPClientError
-
 from storage.errors import (
     CorruptDataError,
     DstlError,
@@ -76,5 +74,5 @@ def meaning(verb: str, code: str, status: str) -> tuple[type[DstlError], str]:
 
 def is_redirected(error: Exception) -> bool:
     """Return whether a server redirects all requests, also that for the bucket's region by which botocore follows."""
-    inner = error.kwargs.get("error") if isinstance(error, HTTPClientError) else error
+    inner = getattr(error, "kwargs", {}).get("error", error)  # botocore's errors of connections have their cause there
     return isinstance(inner, RecursionError)

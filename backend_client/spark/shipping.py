@@ -22,6 +22,7 @@ from pyspark import Broadcast, SparkContext
 from pyspark.cloudpickle import CloudPickler
 from pyspark.serializers import CloudPickleSerializer
 
+from backend_client.spark.private.session import is_stopped
 from storage.errors import InvalidInputError
 
 _INLINE_BYTES_MAX = 1 << 18
@@ -90,6 +91,11 @@ class Shipments:
     def function(self, function: Callable[..., Any]) -> Callable[..., Any]:
         """Return the stand-in that Spark gets instead of a function. Raises as `parcel` does."""
         return ShippedFunction(self.parcel(function)).__call__
+
+    @property
+    def is_spark_stopped(self) -> bool:
+        """Whether Spark has been stopped: nothing is sent any more."""
+        return is_stopped(self._context)
 
     def close(self) -> None:
         """Destroy the broadcasts, on the executors and on the driver's disk. Idempotent."""

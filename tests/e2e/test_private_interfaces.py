@@ -213,6 +213,7 @@ def test_session_is_known(spark: SparkSession) -> None:
     assert session.is_classic(spark)
     assert not session.is_classic(object())
     assert session.session_id_of(spark) != session.session_id_of(spark.newSession())
+    assert not session.is_stopped(spark.sparkContext)
 
 
 @pytest.mark.parametrize(

@@ -190,6 +190,7 @@ class SinkOutput(Output):
             known,
             session.check_owned,
             partial(end_jobs, self._jobs),
+            lambda: shipments.is_spark_stopped,
         )
 
     @property

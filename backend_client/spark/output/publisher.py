@@ -6,8 +6,9 @@ when all slots are published, so that records of one key keep their order even i
 failed publish is repeated until it succeeds: nothing is lost meanwhile, because the log keeps unpublished output.
 Batches wait while too much is left.
 
-A driver whose job was taken over stops publishing: each of its tries would fence its successor's. A try that is under
-way when its query has ended is given up after ten seconds: a sink may wait without an end, and its tasks hold cores.
+A driver whose job was taken over stops publishing: each of its tries would fence its successor's. So does one whose
+Spark was stopped, in which no try can succeed. A try that is under way when its query has ended is given up after ten
+seconds: a sink may wait without an end, and its tasks hold cores.
 """
 
 from __future__ import annotations
@@ -73,6 +74,7 @@ class Publisher:
         known: The sink as the job's newest checkpoint describes it; None if that does not.
         check_owned: Raises `FencedError` if the job is another driver's.
         give_up: Makes the call of `publish` that is under way fail.
+        is_spark_stopped: Whether Spark has been stopped: no call of `publish` succeeds any more.
     """
 
     def __init__(
@@ -83,17 +85,19 @@ class Publisher:
         known: OperatorInfo | None,
         check_owned: Callable[[], None] = lambda: None,
         give_up: Callable[[], None] = lambda: None,
+        is_spark_stopped: Callable[[], bool] = lambda: False,
     ) -> None:
         self._name = name
         self._publish = publish
         self._check_owned = check_owned
         self._give_up = give_up
+        self._is_spark_stopped = is_spark_stopped
         self._limits = limits
         self._changed = threading.Condition()
         self._waiting: deque[tuple[Target, int]] = deque()
         self._error = ""
         self._is_closed = self._is_stopping = False
-        self._is_first = True
+        self._is_first = self._has_spark = True
         self._fenced: FencedError | None = None
         self._recent = [] if known is None else known.recent
         self._thread: threading.Thread | None = None
@@ -152,8 +156,8 @@ class Publisher:
         Wait until everything is published; return whether it is, which may be false only with a timeout.
 
         Raises:
-            UnavailableError: It took longer than the patience, or this was closed, which the query's end does after
-                that; says why. The next start publishes what is left.
+            UnavailableError: It took longer than the patience, or Spark was stopped, or this was closed, which the
+                query's end does after that; says why. The next start publishes what is left.
             FencedError: Another driver took the job over, and publishes what is left.
         """
         with self._changed:
@@ -167,9 +171,11 @@ class Publisher:
                 raise self._fenced
             if not is_patient and not self._is_closed:
                 return False
+            left = f"the output of {len(self._waiting)} checkpoint(s) is not published to {self._name}"
+            if not self._has_spark:
+                raise UnavailableError(f"{left}: Spark was stopped before. The log keeps it; start the query again")
             raise UnavailableError(
-                f"the output of {len(self._waiting)} checkpoint(s) is not published to {self._name} after "
-                f"{patience_s:g} s: {self._error or 'it takes long'}. It is kept in the log; fix the "
+                f"{left} after {patience_s:g} s: {self._error or 'it takes long'}. It is kept in the log; fix the "
                 "cause and start the query again"
             )
 
@@ -218,7 +224,7 @@ class Publisher:
                 with self._watched(target):
                     self._publish(target)
             except Exception as error:  # noqa: BLE001 - whatever it is, nothing is lost by waiting
-                if not self._goes_on():
+                if not self._goes_on() or self._has_no_spark(target):
                     return False
                 self._error = _last_line(error)
                 if any(sign in str(error) for sign in _OVERTAKEN) and self._is_overtaken():
@@ -239,6 +245,20 @@ class Publisher:
             with self._changed:
                 self._changed.wait_for(lambda: self._is_closed, pause_s)
             pause_s = min(2 * pause_s, _PAUSE_MAX_S)
+        return False
+
+    def _has_no_spark(self, target: Target) -> bool:
+        """Ask whether Spark has been stopped, so that no try helps; if so, stop for good."""
+        with suppress(Exception):  # without an answer it is tried again
+            if self._is_spark_stopped():
+                logger.warning(
+                    "output of checkpoint %d for %s is left to the next start: Spark was stopped before",
+                    target.checkpoint.id,
+                    self._name,
+                )
+                self._has_spark = False
+                self.close()
+                return True
         return False
 
     @contextmanager

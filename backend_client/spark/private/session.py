@@ -15,6 +15,7 @@ from typing import Any
 import pyspark
 from py4j.java_gateway import is_instance_of
 from py4j.protocol import Py4JError, Py4JJavaError
+from pyspark import SparkContext
 from pyspark.errors import PySparkException
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql.streaming import StreamingQuery
@@ -59,6 +60,12 @@ def is_classic(spark: Any) -> bool:
 def is_classic_grouped(grouped: Any) -> bool:
     """Return whether the result of ``groupBy`` is of a session with a JVM on this host."""
     return hasattr(grouped, "_jgd")
+
+
+def is_stopped(context: SparkContext) -> bool:
+    """Return whether Spark has been stopped, by the program or by a failure: none of its jobs runs any more."""
+    there: Any = context._jsc
+    return there is None or bool(there.sc().isStopped())
 
 
 def session_id_of(spark: Any) -> str:

@@ -255,6 +255,33 @@ def test_nobody_waits_for_a_publisher_that_is_closed() -> None:
     assert time.monotonic() - began_s < 20
 
 
+def test_nobody_waits_for_a_spark_that_was_stopped(
+    system: System, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """No try can succeed: the end of the query says at once that output is left, and no batch waits."""
+    monkeypatch.setattr(publisher_module, "_FIRST_PAUSE_S", 0.01)
+    stopped = threading.Event()
+
+    def is_stopped() -> bool:
+        if system.refused == 1:
+            raise OSError("no answer")
+        return stopped.is_set()
+
+    made = Publisher("sink 'x'", system, BacklogLimits(1, patience_s=10), None, is_spark_stopped=is_stopped)
+    made.submit(target(0), 10)
+    wait_until(lambda: system.refused > 2)
+    stopped.set()
+    try:
+        for _ in range(2):
+            with pytest.raises(UnavailableError, match=r"of 1 checkpoint\(s\) is not .* 'x': Spark was stopped before"):
+                made.drain()
+    finally:
+        made.close()
+    with pytest.raises(UnavailableError, match="the query ends"):
+        made.wait_for_room()
+    assert caplog.messages[-1].endswith("is left to the next start: Spark was stopped before")
+
+
 def test_a_publish_without_an_end_is_given_up_when_the_query_has_ended(
     caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:

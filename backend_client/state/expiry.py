@@ -9,7 +9,9 @@ repeats exactly when a batch is executed again (I14).
 
 from __future__ import annotations
 
+import operator
 import struct
+from typing import SupportsIndex
 
 from backend_client.state.codec import ValueCodec
 from backend_client.state.keyed_state import KeyedState, ValueVariable, table_key
@@ -28,17 +30,19 @@ _VALUE_BEGIN = 1 + _MOMENT.size
 _SLOTS = 16
 
 
-def check_ttl(name: str, ttl_ms: int) -> None:
+def check_ttl(name: str, ttl_ms: SupportsIndex) -> int:
     """
-    Check a TTL.
+    Return a TTL, which may be one of NumPy's integers, as Python's.
 
     Raises:
         InvalidInputError: It is not a positive integer.
     """
-    if isinstance(ttl_ms, bool) or not isinstance(ttl_ms, int) or not 0 < ttl_ms <= _TTL_MS_MAX:
+    whole = operator.index(ttl_ms) if hasattr(ttl_ms, "__index__") and not isinstance(ttl_ms, bool) else 0
+    if not 0 < whole <= _TTL_MS_MAX:
         raise InvalidInputError(
             f"ttlDurationMs of state {name!r} must be a positive whole number up to {_TTL_MS_MAX}, not {ttl_ms!r}"
         )
+    return whole
 
 
 class Expiry:

@@ -10,6 +10,7 @@ from __future__ import annotations
 import struct
 from collections.abc import Iterable, Iterator
 from operator import index
+from typing import SupportsIndex
 
 from backend_client.state.keyed_collections import Entries
 from backend_client.state.keyed_state import Heads, KeyedState, table_key
@@ -82,18 +83,17 @@ class Timers(Entries):
         self._by_time = Heads(state.key_groups, BY_TIME)
         self._due: set[int] = set()
 
-    def register(self, timestamp_ms: int) -> None:
-        """Set a timer; setting the same moment again has no effect."""
-        self._set(timestamp_ms, b"")
-        if timestamp_ms <= self._until_ms:
-            self._due.add(timestamp_ms)
+    def register(self, timestamp_ms: SupportsIndex) -> None:
+        """Set a timer, at a whole number such as NumPy's; setting the same moment again has no effect."""
+        moment_ms = self._set(timestamp_ms, b"")
+        if moment_ms <= self._until_ms:
+            self._due.add(moment_ms)
         else:
-            self._upcoming.note(timestamp_ms)
+            self._upcoming.note(moment_ms)
 
-    def delete(self, timestamp_ms: int) -> None:
+    def delete(self, timestamp_ms: SupportsIndex) -> None:
         """Remove a timer; no error if it does not exist."""
-        self._set(timestamp_ms, None)
-        self._due.discard(timestamp_ms)
+        self._due.discard(self._set(timestamp_ms, None))
 
     def timestamps(self) -> Iterator[int]:
         """Yield the timers in ms, in ascending order: those that are set when the first one is read, as in Spark."""
@@ -115,15 +115,16 @@ class Timers(Entries):
         for timestamp_ms in self.take_due():
             self._upcoming.note(timestamp_ms)
 
-    def _set(self, timestamp_ms: int, value: bytes | None) -> None:
+    def _set(self, timestamp_ms: SupportsIndex, value: bytes | None) -> int:
         state = self._state
         moment = _pack(timestamp_ms)
         self._write(self._enter() + moment, value)
         state.changes[self._by_time[state.key_group] + moment + state.key] = value
         state.changed_bytes += _HEAD_BYTES + _MOMENT.size + len(state.key)
+        return _unpack(moment)
 
 
-def _pack(timestamp_ms: int) -> bytes:
+def _pack(timestamp_ms: SupportsIndex) -> bytes:
     try:
         return _MOMENT.pack(index(timestamp_ms) + _BIAS)
     except (TypeError, struct.error) as error:

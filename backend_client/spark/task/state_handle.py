@@ -103,7 +103,7 @@ class _DeclaringHandle:
 
     def _declare(self, kind: str, name: str, schema: StructType, ttl_ms: int | None) -> _Declared:
         if ttl_ms:
-            check_ttl(name, ttl_ms)
+            ttl_ms = check_ttl(name, ttl_ms)
             if self._time_mode is not TimeMode.PROCESSING:
                 raise InvalidInputError(
                     f"state {name!r} has a TTL, which counts processing time, but the timeMode is "

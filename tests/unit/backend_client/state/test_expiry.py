@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 from backend_client.state.codec import ValueCodec
@@ -155,8 +156,14 @@ def test_rewritten_value_has_few_index_entries(batches: Batches) -> None:
     assert 1 < batches.entries().count(EXPIRY) <= 20
 
 
-@pytest.mark.parametrize("ttl_ms", [-1, 0, 1.5, True, "1 hour"])
+@pytest.mark.parametrize("ttl_ms", [-1, 0, 1.5, True, np.float64(5), "1 hour"])
 def test_impossible_ttl_is_refused(ttl_ms: object) -> None:
     """A TTL must be a positive integer of milliseconds."""
     with pytest.raises(InvalidInputError, match="ttlDurationMs of state 'visits' must be a positive whole number"):
         check_ttl("visits", ttl_ms)  # type: ignore[arg-type]  # refused whatever it is
+
+
+def test_ttl_of_numpy_is_that_of_python() -> None:
+    """A TTL may be one of NumPy's integers, as on Spark; it is stored as Python's."""
+    ttl_ms = check_ttl("visits", np.int64(5000))
+    assert (ttl_ms, type(ttl_ms)) == (5000, int)

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 from backend_client.state.timers import Timers, Upcoming, due_timers
@@ -87,6 +88,17 @@ def test_timers_that_are_due_when_they_are_set_fire_once(batches: Batches) -> No
     batches.timers.delete(60)
     assert batches.timers.take_due() == [50, 100]
     assert batches.timers.take_due() == []
+
+
+def test_moments_of_numpy_are_those_of_python(batches: Batches) -> None:
+    """A timer may be set and deleted with one of NumPy's integers, as on Spark; Python's are reported."""
+    upcoming = Upcoming()
+    timers = Timers(batches.state, 100, upcoming)
+    for moment in (101, 100, 60):
+        timers.register(np.int64(moment))
+    timers.delete(np.int32(60))
+    assert list(timers.timestamps()) == [100, 101]
+    assert [type(moment) for moment in (upcoming.ms, *timers.take_due())] == [int, int]
 
 
 @pytest.mark.parametrize("moment", [1 << 63, -(1 << 63) - 1, 1.5, None, "1"])

@@ -5,8 +5,9 @@ Output that a function has written before the checkpoint may be there without it
 the next driver, and a sink that has seen its id leaves it out. So the second execution must emit the same: what it
 emitted less would come again in a later batch, and what it emitted more would be lost. Its rows are those of Spark's
 offsets entry, but Spark's tracker may answer otherwise: it forgets at a restart how far each of several inputs was, and
-the query may have another delay by then. So the watermark is noted before output is seen. Of a query with one watermark
-it follows from the rows and the delay: only a new delay is noted.
+the query may have another delay by then. So the watermark is noted before output is seen. The first note stays: a
+driver that was suspended meanwhile goes on, until its checkpoint is refused, and emits what its successor does. Of a
+query with one watermark it follows from the rows and the delay: only a new delay is noted.
 """
 
 from __future__ import annotations
@@ -48,8 +49,8 @@ class Closings:
         if len(delays_ms) == 1:
             return self._times.closed_ms(time, self._delay_ms(*delays_ms, is_new=is_new))
         closed_ms, seen_ms = self._times.closed_ms(time)
-        self._log.note_closed(batch_id, before, closed_ms)
-        return closed_ms, seen_ms
+        noted_ms = self._log.note_closed(batch_id, before, closed_ms)
+        return (closed_ms, seen_ms) if noted_ms == closed_ms else self._times.seen_ms(noted_ms)
 
     def _delay_ms(self, delay_ms: int, *, is_new: bool) -> int | None:
         """Return the delay with which an earlier driver may have closed a batch, if it was another one."""

@@ -28,8 +28,8 @@ _GIVEN_UP = "dstl-given-up"
 """Folder with an empty file ``<number>_<batches>_<uid>`` for each time that the folder was set back or made for a fork,
 from 0 on."""
 _CLOSED = "dstl-closed"
-"""File with the watermark at which the newest batch was closed whose output may be seen without its checkpoint; of a
-query with several watermarks."""
+"""Folder with a file ``<batch>_<uid of its base>``: the watermark at which the newest batch was closed whose output may
+be seen without its checkpoint; of a query with several watermarks."""
 _CLOSED_BY = "dstl-closed-by"
 """File with the delay of the only watermark, with which batches were closed since it changed."""
 _FORK = "dstl-fork"
@@ -46,6 +46,7 @@ class CheckpointLog:
         self._spark = spark
         self._path, self._files = hadoop_folder(spark, location)
         self._query_id: str | None = None
+        self._notes: set[str] | None = None
 
     def query_id(self) -> str | None:
         """Return the id of the folder's query, which never changes, or None for a new folder."""
@@ -127,13 +128,33 @@ class CheckpointLog:
         self._write(_SET_BACK, uid)
 
     def closed(self, batch_id: int, base: str) -> tuple[int | None] | None:
-        """Return what `note_closed` has noted of a batch on this base; None if it has noted nothing."""
-        noted = self._noted(_CLOSED)
-        return (noted["closed_ms"],) if (noted.get("batch"), noted.get("base")) == (batch_id, base) else None
+        """Return what was noted of a batch on this base by `note_closed`; None if nothing was."""
+        noted = self._noted(f"{_CLOSED}/{_note(batch_id, base)}")
+        return (noted["closed_ms"],) if "closed_ms" in noted else None
 
-    def note_closed(self, batch_id: int, base: str, closed_ms: int | None) -> None:
-        """Note the watermark at which a batch is closed, None if it is left open, before its output is seen."""
-        self._write(_CLOSED, json.dumps({"batch": batch_id, "base": base, "closed_ms": closed_ms}))
+    def note_closed(self, batch_id: int, base: str, closed_ms: int | None) -> int | None:
+        """
+        Note the watermark at which a batch is closed, None if it is left open, before its output is seen.
+
+        Returns what is noted: the first note stays. A driver that was suspended before this call may have been replaced
+        by one whose output of the batch has been seen.
+        """
+        name, text = _note(batch_id, base), json.dumps({"closed_ms": closed_ms})
+        if self._notes is None:
+            self._notes = {note for note in self._names(_CLOSED) if note[0].isdigit()}
+        try:
+            self._write(f"{_CLOSED}/{name}", text, replace=False)
+        except (PySparkException, Exception) as error:
+            if "Already" not in str(error):  # AlreadyBeingCreated: its writer may have been killed
+                raise
+            if (noted := self.closed(batch_id, base)) is not None:
+                return noted[0]
+            self._write(f"{_CLOSED}/{name}", text)
+        for note in [note for note in self._notes if int(note.partition("_")[0]) < batch_id]:
+            self._files.delete(self._at(f"{_CLOSED}/{note}"), False)
+            self._notes.remove(note)
+        self._notes.add(name)
+        return closed_ms
 
     def closing_delay(self) -> int | None:
         """Return the noted delay in ms of the query's only watermark; None if none is noted."""
@@ -235,8 +256,8 @@ class CheckpointLog:
     def _at(self, name: str) -> Any:
         return hadoop_path(self._spark, self._path, name)
 
-    def _write(self, name: str, text: str) -> None:
-        with closing(self._files.create(self._at(name), True)) as stream:
+    def _write(self, name: str, text: str, *, replace: bool = True) -> None:
+        with closing(self._files.create(self._at(name), replace)) as stream:
             stream.write(text.encode())
 
     def _read(self, name: str) -> str | None:
@@ -248,3 +269,7 @@ class CheckpointLog:
             raise
         with closing(stream):
             return bytes(stream.readAllBytes()).decode()
+
+
+def _note(batch_id: int, base: str) -> str:
+    return f"{batch_id}_{base}"

@@ -31,9 +31,9 @@ class Log:
     def closed(self, batch_id: int, base: str) -> tuple[int | None] | None:
         return self.noted.get((batch_id, base))
 
-    def note_closed(self, batch_id: int, base: str, closed_ms: int | None) -> None:
-        self.noted = {(batch_id, base): (closed_ms,)}
+    def note_closed(self, batch_id: int, base: str, closed_ms: int | None) -> int | None:
         self.writes += 1
+        return self.noted.setdefault((batch_id, base), (closed_ms,))[0]
 
     def closing_delay(self) -> int | None:
         return self.delay_ms
@@ -68,8 +68,18 @@ def test_a_batch_is_closed_at_the_same_watermark_again() -> None:
     assert closings(log, of_two(130), 7).closed_ms(7, BASE, TIME) == (130, 130)
     assert closings(log, of_two(0), 8).closed_ms(7, BASE, TIME) == (130, 130)
     assert closings(log, of_two(150), 8).closed_ms(7, BASE, TIME) == (130, 130)
+    assert closings(log, of_one(5, 150), 8).closed_ms(7, BASE, TIME) == (130, 130), "one input was removed meanwhile"
     assert closings(log, of_two(0), 8).closed_ms(7, None, TIME) == (100, 100), "another branch"
     assert closings(log, of_two(140), 8).closed_ms(8, BASE, TIME) == (140, 140), "the next batch"
+
+
+def test_a_driver_that_was_suspended_closes_its_batch_as_its_successor() -> None:
+    """I14: it is fenced at its checkpoint only, so its output may be seen first, or its note be read by a third one."""
+    log = Log()
+    suspended = closings(log, of_two(130), 7)
+    assert closings(log, of_two(0), 8).closed_ms(7, BASE, TIME) == (100, 100)
+    assert suspended.closed_ms(7, BASE, TIME) == (100, 100)
+    assert closings(log, of_two(0), 8).closed_ms(7, BASE, TIME) == (100, 100)
 
 
 def of_one(delay_ms: int, newest_ms: int) -> StreamPlan:

@@ -40,7 +40,9 @@ class LocalFiles:
             raise RuntimeError(f"java.io.FileNotFoundException: {path}")
         return SimpleNamespace(readAllBytes=path.read_bytes, close=lambda: None)
 
-    def create(self, path: Path, _: bool) -> Any:
+    def create(self, path: Path, replace: bool) -> Any:
+        if path.exists() and not replace:
+            raise RuntimeError(f"org.apache.hadoop.fs.FileAlreadyExistsException: {path}")
         path.parent.mkdir(parents=True, exist_ok=True)
         stream = io.BytesIO()
         return SimpleNamespace(write=stream.write, close=lambda: path.write_bytes(stream.getvalue()))
@@ -75,19 +77,36 @@ def checkpoint(folder: Path, **entries: str) -> CheckpointLog:
 
 def test_a_batch_that_was_closed_is_known(files: LocalFiles, tmp_path: Path) -> None:
     """By its id and its base; a note that was cut off by a crash is none, since output comes after it."""
-    log = checkpoint(tmp_path / "spark")
+    log, notes = checkpoint(tmp_path / "spark"), tmp_path / "spark/dstl-closed"
     assert log.closed(7, "base") is None
-    log.note_closed(7, "base", None)
-    log.note_closed(8, "other", 5)
+    assert log.note_closed(7, "base", None) is None
+    assert log.closed(7, "base") == (None,)
+    assert log.note_closed(8, "other", 5) == 5
     assert [log.closed(8, "other"), log.closed(8, "base"), log.closed(7, "base")] == [(5,), None, None]
-    log.note_closed(8, "other", None)
-    assert log.closed(8, "other") == (None,)
-    (tmp_path / "spark/dstl-closed").write_text('{"batch": 8, "ba', encoding="utf-8")
+    (notes / "8_other").write_text('{"closed_ms', encoding="utf-8")
     assert log.closed(8, "other") is None
+    assert log.note_closed(8, "other", 6) == 6
+    assert log.closed(8, "other") == (6,)
     with mock.patch.object(files, "open", side_effect=RuntimeError("org.apache.hadoop.fs.ChecksumException: x")):
         assert log.closed(8, "other") is None
     with mock.patch.object(files, "open", side_effect=RuntimeError("no")), pytest.raises(RuntimeError, match="no"):
         log.closed(8, "other")
+    with mock.patch.object(files, "create", side_effect=RuntimeError("no")), pytest.raises(RuntimeError, match="no"):
+        log.note_closed(9, "base", 1)
+
+
+def test_first_note_of_a_batch_stays(tmp_path: Path) -> None:
+    """I14: a driver that was suspended before its note, and goes on when another one has emitted, emits the same."""
+    folder, suspended = tmp_path / "spark", checkpoint(tmp_path / "spark")
+    suspended.note_closed(6, "before", 1)
+    other = checkpoint(folder)
+    assert other.note_closed(7, "base", 5) == 5
+    assert suspended.note_closed(7, "base", None) == 5
+    assert checkpoint(folder).closed(7, "base") == (5,)
+    other.note_closed(8, "next", 6)
+    assert [path.name for path in (folder / "dstl-closed").iterdir()] == ["8_next"]
+    assert checkpoint(folder).note_closed(7, "base", 9) == 9
+    assert checkpoint(folder).closed(8, "next") == (6,), "those of later batches stay"
 
 
 def test_first_batch_of_a_fork_is_number_0_of_its_sinks(tmp_path: Path) -> None:

@@ -27,9 +27,9 @@ _SET_BACK = "dstl-set-back"
 _GIVEN_UP = "dstl-given-up"
 """Folder with an empty file ``<number>_<batches>_<uid>`` for each time that the folder was set back or made for a fork,
 from 0 on."""
-_CLOSED = "dstl-closed"
+_CLOSED = "dstl-closings"
 """Folder with a file ``<batch>_<uid of its base>``: the watermark at which the newest batch was closed whose output may
-be seen without its checkpoint; of a query with several watermarks."""
+be seen without its checkpoint; of a query with several watermarks. (A file ``dstl-closed`` was its precursor.)"""
 _CLOSED_BY = "dstl-closed-by"
 """File with the delay of the only watermark, with which batches were closed since it changed."""
 _FORK = "dstl-fork"
@@ -144,7 +144,7 @@ class CheckpointLog:
             self._notes = {note for note in self._names(_CLOSED) if note[0].isdigit()}
         try:
             self._write(f"{_CLOSED}/{name}", text, replace=False)
-        except (PySparkException, Exception) as error:
+        except Exception as error:
             if "Already" not in str(error):  # AlreadyBeingCreated: its writer may have been killed
                 raise
             if (noted := self.closed(batch_id, base)) is not None:

@@ -77,7 +77,7 @@ def checkpoint(folder: Path, **entries: str) -> CheckpointLog:
 
 def test_a_batch_that_was_closed_is_known(files: LocalFiles, tmp_path: Path) -> None:
     """By its id and its base; a note that was cut off by a crash is none, since output comes after it."""
-    log, notes = checkpoint(tmp_path / "spark"), tmp_path / "spark/dstl-closed"
+    log, notes = checkpoint(tmp_path / "spark"), tmp_path / "spark/dstl-closings"
     assert log.closed(7, "base") is None
     assert log.note_closed(7, "base", None) is None
     assert log.closed(7, "base") == (None,)
@@ -104,7 +104,7 @@ def test_first_note_of_a_batch_stays(tmp_path: Path) -> None:
     assert suspended.note_closed(7, "base", None) == 5
     assert checkpoint(folder).closed(7, "base") == (5,)
     other.note_closed(8, "next", 6)
-    assert [path.name for path in (folder / "dstl-closed").iterdir()] == ["8_next"]
+    assert [path.name for path in (folder / "dstl-closings").iterdir()] == ["8_next"]
     assert checkpoint(folder).note_closed(7, "base", 9) == 9
     assert checkpoint(folder).closed(8, "next") == (6,), "those of later batches stay"
 

@@ -67,9 +67,10 @@ class ProgramWatch:
             self.start()
 
 
-def _identity(file: Path) -> tuple[int, int, int] | None:
+def _identity(file: Path) -> tuple[int, int] | None:
+    """Return what an upgrade changes; not the inode, which some file systems give anew."""
     try:
         found = os.stat(file)
     except OSError:
         return None
-    return found.st_dev, found.st_ino, found.st_mtime_ns
+    return found.st_mtime_ns, found.st_size

@@ -63,7 +63,7 @@ def test_process_without_its_program_ends(loop: Clockwork, file: Path, *, is_rep
     assert not stopped
 
     other = file.with_name("new.py")
-    other.write_text("")
+    other.write_text("# newer\n")
     file.unlink()
     if is_replaced:
         other.rename(file)

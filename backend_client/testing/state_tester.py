@@ -22,7 +22,7 @@ from pyspark.sql.types import StructType
 from backend_client.batch_time import BatchTime, TimeMode
 from backend_client.spark.processor_methods import check_methods
 from backend_client.spark.task.row_calls import RowCalls, Timing
-from backend_client.spark.task.rows import KeyRows
+from backend_client.spark.task.rows import KeyRows, check_row
 from backend_client.spark.task.state_handle import TaskHandle, declare_states
 from backend_client.state.codec import KeyCodec
 from backend_client.state.ddl import parse_schema
@@ -248,6 +248,8 @@ class StateTester:
         calls = RowCalls(_NAME, self.processor, self._states, self._key_schema.json(), _NEVER, timing)
         writer = cast("LogWriter", None)  # nothing is sent before the end
         results = [row for rows in calls.run(grouped, state, writer) for row in rows]
+        for row in () if self._in_pandas else results:
+            check_row(row)  # as a query does
         self._local.commit(state)
         return results
 

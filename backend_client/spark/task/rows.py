@@ -224,9 +224,14 @@ def _array(values: Sequence[Any], kind: pa.DataType) -> pa.Array:
         return pa.concat_arrays([pa.array([value], kind) for value in values])
 
 
-def _as_dict(row: Any) -> dict[str, Any]:
+def check_row(row: Any) -> None:
+    """Raise `InvalidInputError` unless what a processor yielded is a row with named fields."""
     if not isinstance(row, Row) or not hasattr(row, "__fields__"):
         raise InvalidInputError(f"the processor yielded {row!r}; it must yield pyspark.sql.Row with named fields")
+
+
+def _as_dict(row: Any) -> dict[str, Any]:
+    check_row(row)
     return dict(zip(row.__fields__, row, strict=True))
 
 

@@ -158,6 +158,21 @@ def test_failed_call_changes_nothing(tester: StateTester) -> None:
     assert contents(tester, "ann") == ((1,), [(1.0,)], {("a1",): (1.0,)})
 
 
+@pytest.mark.parametrize("yielded", [("ann", 1), {"key": "ann", "n": 1}])
+def test_results_that_a_query_refuses_are_refused(yielded: Any) -> None:
+    """A tuple or a dictionary; nothing is changed."""
+
+    class Careless(Purchases):
+        def handleInputRows(self, key: Any, rows: Iterator[Row], timerValues: Any) -> Iterator[Any]:
+            yield from super().handleInputRows(key, rows, timerValues)
+            yield yielded
+
+    with StateTester(Careless()) as tester:
+        with pytest.raises(InvalidInputError, match="it must yield"):
+            tester.test("ann", purchases(1.0))
+        assert tester.peekValueState("count", "ann") is None
+
+
 def test_key_may_have_several_columns() -> None:
     """A tuple is a key of several columns; a key whose type cannot be inferred needs a schema."""
     with StateTester(Purchases(), keySchema="name string, day date") as tester:

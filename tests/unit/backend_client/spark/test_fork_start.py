@@ -25,6 +25,7 @@ class FakeLog:
     uid: str | None = None
     location: str = "chk"
     origin: str = ""
+    newest: int | None = None
 
     def query_id(self) -> str | None:
         return self.id
@@ -35,8 +36,8 @@ class FakeLog:
     def is_of_fork(self, origin: str) -> bool:
         return origin == self.origin
 
-    def rewind(self, batch_id: int, offsets: str, uid: str, closed_ms: int | None) -> None:
-        self.uid = uid
+    def rewind(self, batch_id: int, offsets: str, uid: str, closed_ms: int | None, newest: int | None) -> None:
+        self.uid, self.newest = uid, newest
 
 
 def entry(*sources: str) -> str:
@@ -133,6 +134,7 @@ def test_spark_checkpoint_follows(checkpoint_id: int, groups: int | None, rewoun
     follow(None, log, latest, SETTINGS)  # type: ignore[arg-type] # no fork is begun
 
     assert log.uid == ("x" if is_set_back else "older")
+    assert log.newest == (FIRST.id if rewound and is_set_back else None)
 
 
 def test_only_the_first_checkpoint_is_where_a_fork_begins() -> None:

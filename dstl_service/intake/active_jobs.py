@@ -198,9 +198,7 @@ class ActiveJobs:
         job = self._jobs.get(name)
         if job is None or not await self._in_thread(name, job.store.has_ended):
             return False
-        if self._jobs.get(name) is job:
-            logger.warning("job was deleted", extra={"job": name, "epoch": job.epoch})
-            self.recreate(name)
+        self._forget(job, "job was deleted")
         return True
 
     async def forget_former(self, name: str) -> bool:
@@ -215,10 +213,14 @@ class ActiveJobs:
         job = self._jobs.get(name)
         if job is None or not await self._is_removed(job):
             return False
-        if self._jobs.get(name) is job:
-            logger.warning("job was removed by hand", extra={"job": name, "epoch": job.epoch})
-            self.recreate(name)
+        self._forget(job, "job was removed by hand")
         return True
+
+    def _forget(self, job: ActiveJob, event: str) -> None:
+        """Drop a job, unless another call has done it meanwhile."""
+        if self._jobs.get(job.name) is job:
+            logger.warning(event, extra={"job": job.name, "epoch": job.epoch})
+            self.recreate(job.name)
 
     async def _is_removed(self, job: ActiveJob) -> bool:
         """Say whether the store no longer has what was read of a job, or learned of its epochs."""

@@ -7,7 +7,7 @@ import shutil
 import signal
 import tempfile
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -67,6 +67,13 @@ def local_dir() -> Iterator[Path]:
     """A folder with a path short enough for a Unix socket; sidecars started there are stopped."""
     with folder_of_sidecars() as folder:
         yield folder
+
+
+@pytest.fixture
+def make_local_dir() -> Iterator[Callable[[], Path]]:
+    """Return a function that makes such folders, one for each host of a cluster."""
+    with ExitStack() as stack:
+        yield lambda: stack.enter_context(folder_of_sidecars())
 
 
 @contextmanager

@@ -11,9 +11,8 @@ import os
 import re
 import subprocess
 import sys
-import tempfile
 from collections import Counter
-from collections.abc import Collection, Iterator
+from collections.abc import Callable, Collection, Iterator
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any
@@ -24,7 +23,7 @@ from backend_client.service.client import ServiceClient
 from storage.open import open_store
 from tests.announced import wait_until_announced
 from tests.e2e.support import expected_output, expected_state, random_input, stored_totals, write_input
-from tests.sidecars import end_sidecars, sidecars_of
+from tests.sidecars import sidecars_of
 from tests.support.machine import Network
 from tests.waiting import wait_until
 from tools.servers.network import NetworkedHost
@@ -38,12 +37,9 @@ FILES = random_input(seed=60, batches=4, rows=200, keys=40)
 
 
 @pytest.fixture
-def folders() -> Iterator[list[Path]]:
+def folders(make_local_dir: Callable[[], Path]) -> list[Path]:
     """One local folder per host, short enough for sockets; sidecars started there are stopped by their pid."""
-    made = [Path(tempfile.mkdtemp(prefix="dstl-")) for _ in range(HOSTS)]
-    yield made
-    for folder in made:
-        end_sidecars(folder)
+    return [make_local_dir() for _ in range(HOSTS)]
 
 
 @contextmanager

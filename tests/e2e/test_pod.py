@@ -58,19 +58,8 @@ def volume() -> Iterator[Path]:
 def container(volume: Path, storage: str, environment: Mapping[str, str], socket: Path) -> Iterator[None]:
     """Run a sidecar that sees no other process, has a ``/tmp`` of its own, and a hostname that nobody else knows."""
     inside = 'mount -t tmpfs none /tmp && hostname pod && exec "$@"'
-    command = [
-        "unshare",
-        "--mount",
-        "--uts",
-        "--pid",
-        "--fork",
-        "--kill-child",
-        "--mount-proc",
-        "sh",
-        "-c",
-        inside,
-        "sh",
-    ]
+    command = ["unshare", "--mount", "--uts", "--pid", "--fork", "--kill-child", "--mount-proc"]
+    command += ["sh", "-c", inside, "sh"]
     command += [sys.executable, "-m", "dstl_service", "serve", "--storage", storage, "--socket", str(socket)]
     with open(volume / "sidecar.log", "ab") as log:
         process = subprocess.Popen(command, env={**os.environ, **environment}, cwd="/", stdout=log, stderr=log)
@@ -82,6 +71,7 @@ def container(volume: Path, storage: str, environment: Mapping[str, str], socket
         process.wait()
 
 
+@pytest.mark.usefixtures("always_materialized")
 def test_sidecar_in_a_container_of_its_own(
     spark: SparkSession, tmp_path: Path, volume: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -100,10 +90,6 @@ def test_sidecar_in_a_container_of_its_own(
             "PYTHONPATH": str(PROJECT_ROOT),
             "DSTL_TRUSTED_DIR": str(volume),
             "DSTL_MATERIALIZATION_ROOT": str(local_dir),
-            "DSTL_MATERIALIZATION_ENABLED": "true",
-            "DSTL_MATERIALIZATION_INTERVAL_S": "1",
-            "DSTL_MATERIALIZATION_LOG_RATIO": "0",
-            "DSTL_MATERIALIZATION_LOG_FLOOR_BYTES": "1",
         }
         function = WhenStored(local_dir)
 

@@ -12,8 +12,7 @@ import re
 import subprocess
 import sys
 import tarfile
-import tempfile
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 
 import psutil
@@ -25,7 +24,7 @@ import dstl_service
 import storage
 from backend_client.spark.api.recommended_settings import recommended_settings
 from storage.open import open_store
-from tests.sidecars import end_sidecars, sidecars_of
+from tests.sidecars import sidecars_of
 from tests.waiting import wait_until
 from tools.servers.programs import PROJECT_ROOT
 from tools.servers.spark.yarn import YarnCluster
@@ -39,12 +38,9 @@ SPARK = Path(pyspark.__file__).parent
 
 
 @pytest.fixture
-def folders() -> Iterator[list[Path]]:
+def folders(make_local_dir: Callable[[], Path]) -> list[Path]:
     """One local folder per node, short enough for sockets; sidecars started there are stopped by their pid."""
-    made = [Path(tempfile.mkdtemp(prefix="dstl-")) for _ in range(NODES)]
-    yield made
-    for folder in made:
-        end_sidecars(folder)
+    return [make_local_dir() for _ in range(NODES)]
 
 
 def environment_archive(folder: Path) -> Path:

@@ -7,21 +7,16 @@ Every process is stopped by its pid; executors end with their worker.
 from __future__ import annotations
 
 import os
-import subprocess
 import sys
-import time
 from collections.abc import Sequence
-from contextlib import suppress
 from pathlib import Path
-from types import TracebackType
-from typing import Protocol, Self
+from typing import Protocol
 
-import psutil
 import pyspark
 
-from tools.servers.programs import ServerError, free_port
+from tools.servers.programs import free_port
+from tools.servers.spark.processes import ClusterProcesses
 
-_READY_TIMEOUT_S = 120.0
 _HOME = Path(pyspark.__file__).parent
 
 
@@ -57,7 +52,7 @@ class Loopback:
         return list(command)
 
 
-class SparkCluster:
+class SparkCluster(ClusterProcesses):
     """
     A master and one worker per entry of `hosts`.
 
@@ -77,56 +72,29 @@ class SparkCluster:
         machines: Sequence[Machine] | None = None,
         cores: int = 1,
     ) -> None:
-        self._folder = folder
+        super().__init__(folder)
         self._hosts = hosts
         self._memory = memory
         self._cores = cores
         self._machines = machines or [Loopback()] * (len(hosts) + 1)
-        self._processes: list[subprocess.Popen[bytes]] = []
         self.master_url = ""
         self.webui_url = ""
 
-    def __enter__(self) -> Self:
+    def start(self) -> None:
+        """Start all processes, and wait until the workers are registered."""
         port, web = free_port(), free_port()
         master = self._machines[0]
         self.master_url, self.webui_url = f"spark://{master.address}:{port}", f"http://{master.address}:{web}"
-        try:
-            self._start("master", master_command(master.address, port, web), {}, master)
-            self._wait_for("master", "I have been elected leader")
-            for number, extra in enumerate(self._hosts):
-                name = f"worker-{number}"
-                work = str(self._folder / name)
-                machine = self._machines[number + 1]
-                command = worker_command(machine.address, self._cores, self._memory, free_port(), work, self.master_url)
-                self._start(name, command, extra, machine)
-            for number in range(len(self._hosts)):
-                self._wait_for(f"worker-{number}", "Successfully registered with master")
-        except BaseException:
-            self.stop()
-            raise
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self.stop()
-
-    @property
-    def pids(self) -> list[int]:
-        """The process ids of master and workers."""
-        return [process.pid for process in self._processes]
-
-    def stop(self) -> None:
-        """End all processes of the cluster."""
-        descendants: list[psutil.Process] = []
-        for process in self._processes:
-            with suppress(psutil.NoSuchProcess):
-                descendants += psutil.Process(process.pid).children(recursive=True)
-            process.kill()
-            process.wait()
-        for descendant in descendants:
-            with suppress(psutil.NoSuchProcess):
-                descendant.kill()
+        self._start("master", master_command(master.address, port, web), {}, master)
+        self.wait_for("master", "I have been elected leader")
+        for number, extra in enumerate(self._hosts):
+            name = f"worker-{number}"
+            work = str(self._folder / name)
+            machine = self._machines[number + 1]
+            command = worker_command(machine.address, self._cores, self._memory, free_port(), work, self.master_url)
+            self._start(name, command, extra, machine)
+        for number in range(len(self._hosts)):
+            self.wait_for(f"worker-{number}", "Successfully registered with master")
 
     def _start(self, name: str, arguments: list[str], extra: dict[str, str], machine: Machine) -> None:
         environment = {
@@ -139,21 +107,5 @@ class SparkCluster:
             "PYSPARK_PYTHON": sys.executable,
             **extra,
         }
-        with open(self._folder / f"{name}.log", "wb") as log:
-            process = subprocess.Popen(
-                machine.command([str(_HOME / "bin" / "spark-class"), *arguments]),
-                stdin=subprocess.DEVNULL,
-                stdout=log,
-                stderr=log,
-                env=environment,
-                cwd=self._folder,
-            )
-        self._processes.append(process)
-
-    def _wait_for(self, name: str, text: str) -> None:
-        path = self._folder / f"{name}.log"
-        deadline = time.monotonic() + _READY_TIMEOUT_S
-        while text not in path.read_text(errors="replace"):
-            if time.monotonic() > deadline:
-                raise ServerError(f"{name} is not ready; its log ends: {path.read_text(errors='replace')[-2000:]}")
-            time.sleep(0.05)
+        command = machine.command([str(_HOME / "bin" / "spark-class"), *arguments])
+        self.launch(name, command, environment, self._folder)

@@ -7,23 +7,19 @@ Every process is stopped by its pid; a node manager's containers are ended with 
 from __future__ import annotations
 
 import os
-import subprocess
-import time
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
-from types import TracebackType
-from typing import Self
 from xml.sax.saxutils import escape
 
 import psutil
 import pyspark
 
 from tools.servers.maven import maven_jars
-from tools.servers.programs import ServerError, free_port, java_program
+from tools.servers.programs import free_port, java_program
+from tools.servers.spark.processes import ClusterProcesses
 from tools.servers.versions import YARN, YARN_LIBRARIES, YARN_VERSION
 
-_READY_TIMEOUT_S = 120.0
 _HOME = Path(pyspark.__file__).parent
 _SERVER = "org.apache.hadoop.yarn.server"
 _MANAGER_ADDRESSES = ("address", "scheduler.address", "resource-tracker.address", "admin.address", "webapp.address")
@@ -37,7 +33,7 @@ def yarn_jars() -> list[Path]:
     return [*own, *(jar for jar in sorted((_HOME / "jars").glob("*.jar")) if jar.name.startswith(names))]
 
 
-class YarnCluster:
+class YarnCluster(ClusterProcesses):
     """
     A resource manager, and one node manager per entry of `hosts`, on 127.0.0.2 and the next addresses.
 
@@ -48,10 +44,9 @@ class YarnCluster:
     """
 
     def __init__(self, folder: Path, hosts: Sequence[Mapping[str, str]], memory_mb: int = 4096) -> None:
-        self._folder = folder
+        super().__init__(folder)
         self._hosts = hosts
         self._memory_mb = memory_mb
-        self._processes: list[subprocess.Popen[bytes]] = []
         self._common = {f"yarn.resourcemanager.{name}": f"127.0.0.1:{free_port()}" for name in _MANAGER_ADDRESSES}
 
     @property
@@ -59,22 +54,13 @@ class YarnCluster:
         """The folder for clients' ``HADOOP_CONF_DIR``."""
         return self._folder / "resourcemanager"
 
-    def __enter__(self) -> Self:
-        try:
-            self._start("resourcemanager", "resourcemanager.ResourceManager", {}, {})
-            for number, variables in enumerate(self._hosts):
-                self._start_node(f"node-{number}", f"127.0.0.{number + 2}", variables)
-            for number in range(len(self._hosts)):
-                self._wait_for(f"node-{number}", "Registered with ResourceManager")
-        except BaseException:
-            self.stop()
-            raise
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self.stop()
+    def start(self) -> None:
+        """Start all processes, and wait until the nodes are registered."""
+        self._start("resourcemanager", "resourcemanager.ResourceManager", {}, {})
+        for number, variables in enumerate(self._hosts):
+            self._start_node(f"node-{number}", f"127.0.0.{number + 2}", variables)
+        for number in range(len(self._hosts)):
+            self.wait_for(f"node-{number}", "Registered with ResourceManager")
 
     def output(self, container: str) -> str:
         """Return the standard output of all containers whose name ends so, such as of an application's driver."""
@@ -84,28 +70,11 @@ class YarnCluster:
     def containers(self, word: str) -> list[psutil.Process]:
         """Return the running Java processes of containers that have a word in their command line."""
         found = []
-        for process in self._descendants():
+        for process in self.descendants():
             with suppress(psutil.NoSuchProcess):
                 command = process.cmdline()
                 if Path(command[0]).name == "java" and word in " ".join(command):
                     found.append(process)
-        return found
-
-    def stop(self) -> None:
-        """End all processes of the cluster."""
-        descendants = self._descendants()
-        for process in self._processes:
-            process.kill()
-            process.wait()
-        for descendant in descendants:
-            with suppress(psutil.NoSuchProcess):
-                descendant.kill()
-
-    def _descendants(self) -> list[psutil.Process]:
-        found: list[psutil.Process] = []
-        for process in self._processes:
-            with suppress(psutil.NoSuchProcess):
-                found += psutil.Process(process.pid).children(recursive=True)
         return found
 
     def _start_node(self, name: str, address: str, variables: Mapping[str, str]) -> None:
@@ -146,32 +115,9 @@ class YarnCluster:
         for file in ("core-site.xml", "yarn-site.xml", "capacity-scheduler.xml"):
             (folder / file).write_text(_document(common), encoding="utf-8")
         (folder / "log4j2.properties").write_text(_LOGGING, encoding="utf-8")
-        java = [
-            java_program(),
-            "-Xmx256m",
-            "-cp",
-            ":".join([str(folder), *map(str, yarn_jars())]),
-            f"{_SERVER}.{program}",
-        ]
-        with open(self._folder / f"{name}.log", "wb") as log:
-            process = subprocess.Popen(
-                java,
-                stdin=subprocess.DEVNULL,
-                stdout=log,
-                stderr=log,
-                env={**os.environ, "HADOOP_CONF_DIR": str(folder), **variables},
-                cwd=folder,
-            )
-        self._processes.append(process)
-
-    def _wait_for(self, name: str, text: str) -> None:
-        path = self._folder / f"{name}.log"
-        deadline = time.monotonic() + _READY_TIMEOUT_S
-        while text not in path.read_text(errors="replace"):
-            if time.monotonic() > deadline or any(process.poll() is not None for process in self._processes):
-                ends = [f"{log.name}: {log.read_text(errors='replace')[-2000:]}" for log in self._folder.glob("*.log")]
-                raise ServerError(f"{name} is not ready; the logs end: {' '.join(ends)}")
-            time.sleep(0.05)
+        classes = ":".join([str(folder), *map(str, yarn_jars())])
+        command = [java_program(), "-Xmx256m", "-cp", classes, f"{_SERVER}.{program}"]
+        self.launch(name, command, {**os.environ, "HADOOP_CONF_DIR": str(folder), **variables}, folder)
 
 
 _LOGGING = """rootLogger.level=info

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import shutil
 from pathlib import Path
 
 import pytest
@@ -32,19 +31,3 @@ def test_other_forms_of_its_storage_are_accepted(tmp_path: Path, form: str) -> N
         answer = life.client.post(f"{life.path}/epochs", json={"owner": "test", "storage": form.format(url)})
 
         assert answer.status_code == 200, answer.text
-
-
-def test_job_can_start_over_beside_a_living_service(tmp_path: Path) -> None:
-    """Who deletes the storage of a stopped job by hand begins anew, although its sidecar still knows later epochs."""
-    url = (tmp_path / "state").as_uri()
-    with service(open_store(url)) as life:
-        opened = [life.client.post(f"{life.path}/epochs", json={"owner": "test"}).json() for _ in range(3)]
-        shutil.rmtree(tmp_path / "state")
-        answer = life.client.post(f"{life.path}/epochs", json={"owner": "test"})
-
-        assert [job["epoch"] for job in opened] == [1, 2, 3]
-        assert answer.status_code == 200, answer.text
-        assert answer.json()["epoch"] == 1
-        assert answer.json()["job_uid"] != opened[0]["job_uid"]
-        begun = life.client.post(f"{life.path}/checkpoints/0/begin", json={"epoch": 1})
-        assert begun.status_code == 200, begun.text

@@ -3,30 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
 
 import pytest
 
 from dstl_service.process.idle import IdleWatch
+from tests.support.clockwork import Clockwork
 
 IDLE_S = 30
-
-
-class Clockwork:
-    """The part of an event loop that the watch uses."""
-
-    def __init__(self) -> None:
-        self.timers: list[tuple[float, Callable[[], None]]] = []
-
-    def call_later(self, delay_s: float, function: Callable[[], None]) -> Any:
-        """Store the function until `pass_time`."""
-        self.timers.append((delay_s, function))
-        return None
-
-    def pass_time(self) -> None:
-        """Let the watch's time elapse."""
-        (_, function), self.timers = self.timers[0], []
-        function()
 
 
 @pytest.fixture

@@ -5,33 +5,14 @@ from __future__ import annotations
 import os
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 import pytest
 
 from dstl_service.process.program import ProgramWatch
+from tests.support.clockwork import Clockwork
 
 LONG = 40
 """Checks within the longest time for which work is waited for, and some more."""
-
-
-class Clockwork:
-    """The part of an event loop that the watch uses."""
-
-    def __init__(self) -> None:
-        self.timers: list[Callable[[], None]] = []
-
-    def call_later(self, delay_s: float, function: Callable[[], None]) -> Any:
-        """Store the function until `check`."""
-        self.timers.append(function)
-        return None
-
-    def check(self, times: int = 1) -> None:
-        """Let the time until so many checks pass."""
-        for _ in range(times):
-            timers, self.timers = self.timers, []
-            for function in timers:
-                function()
 
 
 @pytest.fixture
@@ -59,7 +40,7 @@ def test_process_without_its_program_ends(loop: Clockwork, file: Path, *, is_rep
     """Files that a cluster manager deletes or an upgrade replaces; what is imported later is not the program's."""
     stopped: list[str] = []
     watch(file, stopped)
-    loop.check(LONG)
+    loop.pass_time(LONG)
     assert not stopped
 
     other = file.with_name("new.py")
@@ -67,7 +48,7 @@ def test_process_without_its_program_ends(loop: Clockwork, file: Path, *, is_rep
     file.unlink()
     if is_replaced:
         other.rename(file)
-    loop.check(2)
+    loop.pass_time(2)
     assert stopped == ["stopped"]
 
 
@@ -78,9 +59,9 @@ def test_file_system_that_fails_for_a_moment_stops_nothing(loop: Clockwork, file
 
     for _ in range(LONG):
         file.rename(file.with_name("away"))
-        loop.check()
+        loop.pass_time()
         os.rename(file.with_name("away"), file)
-        loop.check()
+        loop.pass_time()
     assert not stopped
 
 
@@ -90,18 +71,18 @@ def test_work_is_waited_for_but_not_forever(loop: Clockwork, file: Path) -> None
     in_use = [True]
     watch(file, stopped, lambda: in_use[0])
     file.unlink()
-    loop.check(10)
+    loop.pass_time(10)
     assert not stopped
 
     in_use[0] = False
-    loop.check()
+    loop.pass_time()
     assert stopped == ["stopped"]
 
     file.write_text("")
     in_use[0] = True
     watch(file, stopped, lambda: in_use[0])
     file.unlink()
-    loop.check(LONG)
+    loop.pass_time(LONG)
     assert stopped == ["stopped"] * 2
 
 

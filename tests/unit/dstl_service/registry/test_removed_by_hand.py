@@ -31,11 +31,13 @@ def test_job_starts_over() -> None:
     store = MemoryStore()
     with service(store) as coordinator:
         run_twice(coordinator)
+        former = coordinator.open()
         remove(store)
 
         opened = coordinator.open()
 
         assert (opened["epoch"], opened["latest"]) == (1, None)
+        assert opened["job_uid"] != former["job_uid"]
         made = coordinator.complete(0, None, coordinator.append(b"new"), uid="new")
         assert coordinator.restore(made) == (True, [b"new"])
         assert coordinator.open()["epoch"] == 2

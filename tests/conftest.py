@@ -48,7 +48,7 @@ if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
 _ANY_MACHINE = settings(deadline=None, suppress_health_check=[HealthCheck.too_slow])
 settings.register_profile("default", _ANY_MACHINE, max_examples=50, stateful_step_count=30)
 # CI repeats itself, so that it judges a change; new examples are drawn on everyone's machine, and by `nightly`.
-settings.register_profile("ci", _ANY_MACHINE, max_examples=100, stateful_step_count=75, derandomize=True)
+settings.register_profile("ci", _ANY_MACHINE, max_examples=50, stateful_step_count=40, derandomize=True)
 settings.register_profile("nightly", _ANY_MACHINE, max_examples=1000, stateful_step_count=500, print_blob=True)
 settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE") or ("ci" if IN_CI else "default"))
 

@@ -122,9 +122,10 @@ def try_mutant(mutant: Mutant, root: Path, timeout_s: float = TIMEOUT_S) -> Verd
         if applied.returncode:
             return Verdict(mutant, Outcome.NOT_APPLIED, applied.stderr)
         # The environment has the original's packages; the copy precedes them.
-        # The model check finds a defect for sure only in many schedules.
+        # The model check and the simulation find a defect for sure only in many schedules.
         environment = {
             "DSTL_MODELCHECK_SCHEDULES": "5000",
+            "DSTL_SIMULATION_RUNS": "120",
             **os.environ,
             "PYTHONPATH": str(tree),
             "PYTHONDONTWRITEBYTECODE": "1",

@@ -33,7 +33,7 @@ pytestmark = [
     pytest.mark.filterwarnings("ignore:coroutine .* was never awaited:RuntimeWarning"),
 ]
 
-SCHEDULES = int(os.environ.get("DSTL_MODELCHECK_SCHEDULES", "720"))
+SCHEDULES = int(os.environ.get("DSTL_MODELCHECK_SCHEDULES", "240"))
 SCHEDULE = os.environ.get("DSTL_MODELCHECK_SCHEDULE")
 SEED = chosen_seed("DSTL_MODELCHECK_SEED")
 SHARES = {"output": 4, "fork": 4}

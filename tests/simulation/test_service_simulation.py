@@ -33,7 +33,7 @@ from tests.support.seeds import chosen_seed
 
 pytestmark = pytest.mark.timeout(600)
 
-RUNS = int(os.environ.get("DSTL_SIMULATION_RUNS", "120"))
+RUNS = int(os.environ.get("DSTL_SIMULATION_RUNS", "48"))
 SHARDS = 4
 BATCHES = 5
 CRASHES_MAX = 40

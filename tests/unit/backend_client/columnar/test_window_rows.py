@@ -59,7 +59,7 @@ BATCHES = st.lists(
 
 
 @pytest.mark.parametrize("mode", ["Update", "Append"])
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=40, deadline=None)
 @given(BATCHES, st.sampled_from([(10, 5), (12, 3), (10, 4)]), st.sampled_from([0, 2]))
 def test_condensed_rows_have_the_same_results(
     mode: str, batches: list[list[dict[str, Any]]], size: tuple[int, int], offset: int

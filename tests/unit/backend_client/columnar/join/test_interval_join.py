@@ -54,7 +54,7 @@ ONE = st.tuples(st.sampled_from("lr"), st.sampled_from([0, 1, 2, None]), st.samp
 WAITS = st.tuples(*[st.sampled_from([0, 0.5, 3, 8])] * 2)
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=60, deadline=None)
 @given(st.lists(ONE, max_size=25), WAITS, st.integers(1, 9))
 def test_pairs_are_those_of_the_definition(
     rows: list[tuple[str, int | None, float | None]], waits_s: tuple[float, float], batch_rows: int
@@ -71,7 +71,7 @@ def test_pairs_are_those_of_the_definition(
     assert found == defined(rows, waits_s)
 
 
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=40, deadline=None)
 @given(st.lists(ONE, max_size=25), WAITS, st.integers(1, 9))
 def test_rows_end_with_the_watermark(
     rows: list[tuple[str, int | None, float | None]], waits_s: tuple[float, float], batch_rows: int

@@ -6,8 +6,11 @@ the next driver, and a sink that has seen its id leaves it out. So the second ex
 emitted less would come again in a later batch, and what it emitted more would be lost. Its rows are those of Spark's
 offsets entry, but Spark's tracker may answer otherwise: it forgets at a restart how far each of several inputs was, and
 the query may have another delay by then. So the watermark is noted before output is seen. The first note stays: a
-driver that was suspended meanwhile goes on, until its checkpoint is refused, and emits what its successor does. Of a
-query with one watermark it follows from the rows and the delay: only a new delay is noted.
+driver that was suspended meanwhile goes on, until its checkpoint is refused, and emits what its successor does.
+
+Of a query with one watermark it follows from the rows and the delay. So each driver notes, with its delay, batches that
+were planned before its start and the first one after them: a batch without a note was closed with the delay of the
+note before it.
 """
 
 from __future__ import annotations
@@ -34,31 +37,21 @@ class Closings:
         self._log = log
         self._first = first
         self._is_seen_early = is_seen_early
-        self._noted_ms: int | None = None
+        self._is_delay_noted = False
 
     def closed_ms(
-        self, batch_id: int, base: CheckpointRef | None, time: BatchTime | None
+        self, batch_id: int, base: CheckpointRef | None, time: BatchTime | None, epoch: int
     ) -> tuple[int | None, int | None]:
         """Return what `BatchTimes.closed_ms` does, of a batch that may have been executed by an earlier driver."""
         delays_ms = self._times.delays_ms() if time is not None and self._is_seen_early else ()
         if not delays_ms:
             return self._times.closed_ms(time)
-        is_new, before = batch_id >= self._first, base.uid if base is not None else ""
-        if not is_new and (noted := self._log.closed(batch_id, before)) is not None:
-            return self._times.seen_ms(*noted)
-        if len(delays_ms) == 1:
-            return self._times.closed_ms(time, self._delay_ms(*delays_ms, is_new=is_new))
-        closed_ms, seen_ms = self._times.closed_ms(time)
-        noted_ms = self._log.note_closed(batch_id, before, closed_ms)
+        is_new, delay_ms = batch_id >= self._first, delays_ms[0] if len(delays_ms) == 1 else None
+        if delay_ms is not None and is_new and self._is_delay_noted:
+            return self._times.closed_ms(time)
+        before_ms = self._log.closing_delay(batch_id) if delay_ms is not None and not is_new else None
+        closed_ms, seen_ms = self._times.closed_ms(time, before_ms if before_ms != delay_ms else None)
+        used_ms = delay_ms if before_ms is None else before_ms
+        noted_ms = self._log.note_closed(batch_id, base.uid if base is not None else "", closed_ms, used_ms, epoch)
+        self._is_delay_noted = is_new and noted_ms == closed_ms
         return (closed_ms, seen_ms) if noted_ms == closed_ms else self._times.seen_ms(noted_ms)
-
-    def _delay_ms(self, delay_ms: int, *, is_new: bool) -> int | None:
-        """Return the delay with which an earlier driver may have closed a batch, if it was another one."""
-        if self._noted_ms is None:
-            self._noted_ms = self._log.closing_delay()
-        if not is_new and self._noted_ms is not None:
-            return self._noted_ms if self._noted_ms != delay_ms else None
-        if self._noted_ms != delay_ms:  # the driver that planned the batch may have died before it noted its own
-            self._log.note_closing_delay(delay_ms)
-            self._noted_ms = delay_ms
-        return None

@@ -238,7 +238,7 @@ class BatchRunner:
         started = time.perf_counter()
         try:
             frame, receipts = self._passes.first(frame, work)
-            closed_ms, seen_ms = self._closings.closed_ms(batch_id, session.base, context.time)
+            closed_ms, seen_ms = self._closings.closed_ms(batch_id, session.base, context.time, session.epoch)
             closing = second_pass(context.time, seen_ms, receipts)
             if closing is not None:
                 more, others = self._passes.second(work, closing)

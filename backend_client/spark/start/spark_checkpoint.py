@@ -28,10 +28,11 @@ _GIVEN_UP = "dstl-given-up"
 """Folder with an empty file ``<number>_<batches>_<uid>`` for each time that the folder was set back or made for a fork,
 from 0 on."""
 _CLOSED = "dstl-closings"
-"""Folder with a file ``<batch>_<uid of its base>``: the watermark at which the newest batch was closed whose output may
-be seen without its checkpoint; of a query with several watermarks. (A file ``dstl-closed`` was its precursor.)"""
+"""Folder with a file ``<batch>_<uid of its base>`` of a batch whose output may be seen without its checkpoint: the
+watermark at which it was closed, and, where the query has one watermark, its delay and the epoch of the driver. (A file
+``dstl-closed`` was its precursor.)"""
 _CLOSED_BY = "dstl-closed-by"
-"""File with the delay of the only watermark, with which batches were closed since it changed."""
+"""File of former versions, with the delay of the only watermark."""
 _FORK = "dstl-fork"
 """File with the origin of the fork for which the folder was made."""
 _ENTRY = re.compile(r"([0-9]+)(\.compact)?")
@@ -127,42 +128,41 @@ class CheckpointLog:
                     self._write(f"{folder}/{number}", text)
         self._write(_SET_BACK, uid)
 
-    def closed(self, batch_id: int, base: str) -> tuple[int | None] | None:
-        """Return what was noted of a batch on this base by `note_closed`; None if nothing was."""
-        noted = self._noted(f"{_CLOSED}/{_note(batch_id, base)}")
-        return (noted["closed_ms"],) if "closed_ms" in noted else None
-
-    def note_closed(self, batch_id: int, base: str, closed_ms: int | None) -> int | None:
+    def note_closed(
+        self, batch_id: int, base: str, closed_ms: int | None, delay_ms: int | None = None, epoch: int = 0
+    ) -> int | None:
         """
         Note the watermark at which a batch is closed, None if it is left open, before its output is seen.
 
         Returns what is noted: the first note stays. A driver that was suspended before this call may have been replaced
-        by one whose output of the batch has been seen.
+        by one whose output of the batch has been seen. The delay is for `closing_delay`.
         """
-        name, text = _note(batch_id, base), json.dumps({"closed_ms": closed_ms})
-        if self._notes is None:
-            self._notes = {note for note in self._names(_CLOSED) if note[0].isdigit()}
+        name = f"{batch_id}_{base}"
+        text = json.dumps({"closed_ms": closed_ms, "delay_ms": delay_ms, "epoch": epoch})
+        if self._notes is None:  # a newer driver's are left alone: after a rewind they may be of earlier batches
+            self._notes = {note for note, noted in self._notes_there().items() if noted.get("epoch", 0) <= epoch}
         try:
             self._write(f"{_CLOSED}/{name}", text, replace=False)
         except Exception as error:
             if "Already" not in str(error):  # AlreadyBeingCreated: its writer may have been killed
                 raise
-            if (noted := self.closed(batch_id, base)) is not None:
-                return noted[0]
+            if "closed_ms" in (noted := self._noted(f"{_CLOSED}/{name}")):
+                return noted["closed_ms"]  # type: ignore[no-any-return]
             self._write(f"{_CLOSED}/{name}", text)
-        for note in [note for note in self._notes if int(note.partition("_")[0]) < batch_id]:
+        for note in [note for note in self._notes if _batch_of(note) < batch_id]:
             self._files.delete(self._at(f"{_CLOSED}/{note}"), False)
             self._notes.remove(note)
         self._notes.add(name)
         return closed_ms
 
-    def closing_delay(self) -> int | None:
-        """Return the noted delay in ms of the query's only watermark; None if none is noted."""
-        return self._noted(_CLOSED_BY).get("delay_ms")
+    def closing_delay(self, batch_id: int) -> int | None:
+        """Return the delay in ms that the newest driver noted before a batch; None if there is no such note."""
+        notes = [noted for name, noted in self._notes_there().items() if _batch_of(name) < batch_id]
+        delays = [(int(note["epoch"]), int(note["delay_ms"])) for note in notes if note.get("delay_ms") is not None]
+        return max(delays)[1] if delays else self._noted(_CLOSED_BY).get("delay_ms")
 
-    def note_closing_delay(self, delay_ms: int) -> None:
-        """Note the delay of the query's only watermark, before output of the first batch with it is seen."""
-        self._write(_CLOSED_BY, json.dumps({"delay_ms": delay_ms}))
+    def _notes_there(self) -> dict[str, dict[str, Any]]:
+        return {name: self._noted(f"{_CLOSED}/{name}") for name in self._names(_CLOSED) if name[0].isdigit()}
 
     def _noted(self, name: str) -> dict[str, Any]:
         """Return a note; an empty one if there is none, or its writer was killed: nobody has seen output then."""
@@ -271,5 +271,5 @@ class CheckpointLog:
             return bytes(stream.readAllBytes()).decode()
 
 
-def _note(batch_id: int, base: str) -> str:
-    return f"{batch_id}_{base}"
+def _batch_of(note: str) -> int:
+    return int(note.partition("_")[0])

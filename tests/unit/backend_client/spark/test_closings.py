@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass, field
 from types import SimpleNamespace
 from typing import Any
 from unittest import mock
@@ -20,36 +21,36 @@ TIME = BatchTime(timestamp_ms=5, watermark_ms=100, previous_watermark_ms=90)
 BASE = CheckpointRef(6, 0, "base")
 
 
+@dataclass
 class Log:
-    """A Spark checkpoint's note, and how often it was written."""
+    """The notes in a Spark checkpoint: the watermark, the delay and the epoch of each batch."""
 
-    def __init__(self) -> None:
-        self.noted: dict[tuple[int, str], tuple[int | None]] = {}
-        self.delay_ms: int | None = None
-        self.writes = 0
+    noted: dict[tuple[int, str], tuple[int | None, int | None, int]] = field(default_factory=dict)
 
-    def closed(self, batch_id: int, base: str) -> tuple[int | None] | None:
-        return self.noted.get((batch_id, base))
+    def note_closed(
+        self, batch_id: int, base: str, closed_ms: int | None, delay_ms: int | None, epoch: int
+    ) -> int | None:
+        return self.noted.setdefault((batch_id, base), (closed_ms, delay_ms, epoch))[0]
 
-    def note_closed(self, batch_id: int, base: str, closed_ms: int | None) -> int | None:
-        self.writes += 1
-        return self.noted.setdefault((batch_id, base), (closed_ms,))[0]
-
-    def closing_delay(self) -> int | None:
-        return self.delay_ms
-
-    def note_closing_delay(self, delay_ms: int) -> None:
-        self.delay_ms = delay_ms
-        self.writes += 1
+    def closing_delay(self, batch_id: int) -> int | None:
+        notes = [note for (batch, _), note in self.noted.items() if batch < batch_id]
+        return max(notes, key=lambda note: note[2])[1] if notes else None
 
 
-def closings(log: Log, plan: StreamPlan, first: int, *, is_seen_early: bool = True) -> Closings:
-    """Return those of a driver before whose start Spark had planned the batches before `first`."""
-    spark: Any = SimpleNamespace(conf=SimpleNamespace(get=lambda _: "true"))
-    there: Any = log
-    with mock.patch.object(batch_times, "StreamPlan", return_value=plan):
-        times = BatchTimes(spark, lambda: "id", [])
-    return Closings(times, there, first, is_seen_early=is_seen_early)
+class Driver:
+    """A driver before whose start Spark had planned the batches before `first`."""
+
+    def __init__(self, log: Log, plan: StreamPlan, first: int, epoch: int = 1, *, is_seen_early: bool = True) -> None:
+        spark: Any = SimpleNamespace(conf=SimpleNamespace(get=lambda _: "true"))
+        there: Any = log
+        with mock.patch.object(batch_times, "StreamPlan", return_value=plan):
+            times = BatchTimes(spark, lambda: "id", [])
+        self._closings = Closings(times, there, first, is_seen_early=is_seen_early)
+        self._epoch = epoch
+
+    def closed_ms(self, batch_id: int, base: CheckpointRef | None = BASE) -> tuple[int | None, int | None]:
+        """Close a batch."""
+        return self._closings.closed_ms(batch_id, base, TIME, self._epoch)
 
 
 def of_two(watermark_ms: int, keeps_back_ms: int | None = None) -> StreamPlan:
@@ -65,21 +66,21 @@ def test_a_batch_is_closed_at_the_same_watermark_again() -> None:
     or more, by a shorter delay.
     """
     log = Log()
-    assert closings(log, of_two(130), 7).closed_ms(7, BASE, TIME) == (130, 130)
-    assert closings(log, of_two(0), 8).closed_ms(7, BASE, TIME) == (130, 130)
-    assert closings(log, of_two(150), 8).closed_ms(7, BASE, TIME) == (130, 130)
-    assert closings(log, of_one(5, 150), 8).closed_ms(7, BASE, TIME) == (130, 130), "one input was removed meanwhile"
-    assert closings(log, of_two(0), 8).closed_ms(7, None, TIME) == (100, 100), "another branch"
-    assert closings(log, of_two(140), 8).closed_ms(8, BASE, TIME) == (140, 140), "the next batch"
+    assert Driver(log, of_two(130), 7).closed_ms(7) == (130, 130)
+    assert Driver(log, of_two(0), 8).closed_ms(7) == (130, 130)
+    assert Driver(log, of_two(150), 8).closed_ms(7) == (130, 130)
+    assert Driver(log, of_one(5, 150), 8).closed_ms(7) == (130, 130), "one input was removed meanwhile"
+    assert Driver(log, of_two(0), 8).closed_ms(7, None) == (100, 100), "another branch"
+    assert Driver(log, of_two(140), 8).closed_ms(8) == (140, 140), "the next batch"
 
 
 def test_a_driver_that_was_suspended_closes_its_batch_as_its_successor() -> None:
     """I14: it is fenced at its checkpoint only, so its output may be seen first, or its note be read by a third one."""
     log = Log()
-    suspended = closings(log, of_two(130), 7)
-    assert closings(log, of_two(0), 8).closed_ms(7, BASE, TIME) == (100, 100)
-    assert suspended.closed_ms(7, BASE, TIME) == (100, 100)
-    assert closings(log, of_two(0), 8).closed_ms(7, BASE, TIME) == (100, 100)
+    suspended = Driver(log, of_two(130), 7)
+    assert Driver(log, of_two(0), 8).closed_ms(7) == (100, 100)
+    assert suspended.closed_ms(7) == (100, 100)
+    assert Driver(log, of_two(0), 8).closed_ms(7) == (100, 100)
 
 
 def of_one(delay_ms: int, newest_ms: int) -> StreamPlan:
@@ -88,26 +89,49 @@ def of_one(delay_ms: int, newest_ms: int) -> StreamPlan:
 
 
 def test_a_changed_delay_does_not_hold_for_the_batch_that_is_executed_again() -> None:
-    """I14: it holds from the next one on, and only then it is noted, so also a third driver closes it as the first."""
+    """I14: it holds from the next one on, and a third driver closes the batch as the first."""
     log = Log()
-    first = closings(log, of_one(20, 150), 7)
-    assert first.closed_ms(7, BASE, TIME) == (130, 130)
-    assert first.closed_ms(8, BASE, TIME) == (130, 130)
-    assert log.writes == 1, "nothing is noted of a batch whose watermark follows from its rows"
-    for _ in range(2):
-        assert closings(log, of_one(5, 150), 9).closed_ms(8, BASE, TIME) == (130, 130)
-    after = closings(log, of_one(5, 150), 9)
-    assert after.closed_ms(8, BASE, TIME) == (130, 130)
-    assert after.closed_ms(9, BASE, TIME) == (145, 145)
-    assert closings(log, of_one(5, 150), 10).closed_ms(9, BASE, TIME) == (145, 145)
-    assert log.writes == 2
+    first = Driver(log, of_one(20, 150), 7, 1)
+    assert first.closed_ms(7) == (130, 130)
+    assert first.closed_ms(8) == (130, 130)
+    assert len(log.noted) == 1, "nothing is noted of a batch whose watermark follows from its rows"
+    for epoch in (2, 3):
+        assert Driver(log, of_one(5, 150), 9, epoch).closed_ms(8) == (130, 130)
+    after = Driver(log, of_one(5, 150), 9, 4)
+    assert after.closed_ms(8) == (130, 130)
+    assert after.closed_ms(9) == (145, 145)
+    assert after.closed_ms(10) == (145, 145)
+    assert sorted(batch for batch, _ in log.noted) == [7, 8, 9]
+    assert Driver(log, of_one(20, 150), 11, 5).closed_ms(10) == (145, 145)
 
 
 def test_the_delay_of_the_first_batch_is_noted_when_it_is_executed_again() -> None:
     """I14: its first driver may have died before it noted anything; a third one must close it as the second."""
     log = Log()
-    assert closings(log, of_one(20, 150), 8).closed_ms(7, BASE, TIME) == (130, 130)
-    assert closings(log, of_one(5, 150), 8).closed_ms(7, BASE, TIME) == (130, 130)
+    assert Driver(log, of_one(20, 150), 8).closed_ms(7) == (130, 130)
+    assert Driver(log, of_one(5, 150), 8).closed_ms(7) == (130, 130)
+
+
+def test_a_new_delay_of_a_suspended_driver_holds_for_nothing_that_its_successor_executed() -> None:
+    """I14: it planned a batch, and continues when its successor has executed that one and others with its own delay."""
+    log = Log()
+    assert Driver(log, of_one(20, 150), 7, 1).closed_ms(7) == (130, 130)
+    suspended = Driver(log, of_one(5, 150), 8, 2)
+    successor = Driver(log, of_one(20, 150), 9, 3)
+    assert successor.closed_ms(8) == (130, 130)
+    assert suspended.closed_ms(8) == (130, 130), "the sink may have the output of either"
+    assert [successor.closed_ms(batch) for batch in (9, 10)] == [(130, 130)] * 2
+    assert suspended.closed_ms(8) == (130, 130)
+    assert Driver(log, of_one(5, 150), 11, 4).closed_ms(10) == (130, 130)
+
+
+def test_a_late_note_of_a_suspended_driver_is_older_than_what_came_after_a_rewind() -> None:
+    """I14: its batch has a higher number than the next driver's first one, but its epoch is lower."""
+    log = Log()
+    suspended = Driver(log, of_one(5, 150), 9, 1)
+    assert Driver(log, of_one(20, 150), 4, 2).closed_ms(4) == (130, 130)
+    suspended.closed_ms(9)
+    assert Driver(log, of_one(5, 150), 11, 3).closed_ms(10, CheckpointRef(9, 0, "after the rewind")) == (130, 130)
 
 
 NONE = stream_plan(Node("Scan"), 0)
@@ -117,5 +141,5 @@ NONE = stream_plan(Node("Scan"), 0)
 def test_nothing_is_noted_where_nothing_differs(plan: StreamPlan, *, is_seen_early: bool) -> None:
     """Without a watermark no batch is closed by one; output of a sink is seen with its checkpoint only."""
     log = Log()
-    closings(log, plan, 7, is_seen_early=is_seen_early).closed_ms(7, BASE, TIME)
-    assert log.writes == 0
+    Driver(log, plan, 7, is_seen_early=is_seen_early).closed_ms(7)
+    assert not log.noted

@@ -75,23 +75,20 @@ def checkpoint(folder: Path, **entries: str) -> CheckpointLog:
     return CheckpointLog(None, str(folder))  # type: ignore[arg-type] # only the file system uses it
 
 
-def test_a_batch_that_was_closed_is_known(files: LocalFiles, tmp_path: Path) -> None:
-    """By its id and its base; a note that was cut off by a crash is none, since output comes after it."""
+def test_a_note_that_a_crash_cut_off_is_none(files: LocalFiles, tmp_path: Path) -> None:
+    """Nobody has seen output then, since it comes after the note."""
     log, notes = checkpoint(tmp_path / "spark"), tmp_path / "spark/dstl-closings"
-    assert log.closed(7, "base") is None
     assert log.note_closed(7, "base", None) is None
-    assert log.closed(7, "base") == (None,)
-    assert log.note_closed(8, "other", 5) == 5
-    assert [log.closed(8, "other"), log.closed(8, "base"), log.closed(7, "base")] == [(5,), None, None]
     (notes / "8_other").write_text('{"closed_ms', encoding="utf-8")
-    assert log.closed(8, "other") is None
     assert log.note_closed(8, "other", 6) == 6
-    assert log.closed(8, "other") == (6,)
-    with mock.patch.object(files, "open", side_effect=RuntimeError("org.apache.hadoop.fs.ChecksumException: x")):
-        assert log.closed(8, "other") is None
-    with mock.patch.object(files, "open", side_effect=RuntimeError("no")), pytest.raises(RuntimeError, match="no"):
-        log.closed(8, "other")
-    with mock.patch.object(files, "create", side_effect=RuntimeError("no")), pytest.raises(RuntimeError, match="no"):
+    assert log.note_closed(8, "other", 7) == 6
+    damaged = RuntimeError("org.apache.hadoop.fs.ChecksumException: x")
+    with mock.patch.object(files, "open", side_effect=damaged):
+        assert log.note_closed(8, "other", 8) == 8
+    no = RuntimeError("no")
+    with mock.patch.object(files, "open", side_effect=no), pytest.raises(RuntimeError, match="no"):
+        log.note_closed(8, "other", 9)
+    with mock.patch.object(files, "create", side_effect=no), pytest.raises(RuntimeError, match="no"):
         log.note_closed(9, "base", 1)
 
 
@@ -102,11 +99,24 @@ def test_first_note_of_a_batch_stays(tmp_path: Path) -> None:
     other = checkpoint(folder)
     assert other.note_closed(7, "base", 5) == 5
     assert suspended.note_closed(7, "base", None) == 5
-    assert checkpoint(folder).closed(7, "base") == (5,)
+    assert checkpoint(folder).note_closed(7, "another base", 9) == 9
     other.note_closed(8, "next", 6)
-    assert [path.name for path in (folder / "dstl-closings").iterdir()] == ["8_next"]
+    assert {path.name for path in (folder / "dstl-closings").iterdir()} == {"7_another base", "8_next"}
     assert checkpoint(folder).note_closed(7, "base", 9) == 9
-    assert checkpoint(folder).closed(8, "next") == (6,), "those of later batches stay"
+    assert checkpoint(folder).note_closed(8, "next", 9) == 6, "those of later batches stay"
+
+
+def test_delay_is_that_of_the_newest_driver_before_the_batch(tmp_path: Path) -> None:
+    """By epochs: a suspended driver may note a batch that a rewind gave up. Without a note, a former file is read."""
+    log = checkpoint(tmp_path / "spark")
+    assert log.closing_delay(8) is None
+    (tmp_path / "spark").mkdir()
+    (tmp_path / "spark/dstl-closed-by").write_text('{"delay_ms": 7000}', encoding="utf-8")
+    assert log.closing_delay(8) == 7000
+    log.note_closed(4, "base", 1, 0, 2)
+    checkpoint(tmp_path / "spark").note_closed(6, "given up", 1, 5000, 1)
+    checkpoint(tmp_path / "spark").note_closed(6, "of several", 1)
+    assert [checkpoint(tmp_path / "spark").closing_delay(batch) for batch in (8, 5, 4)] == [0, 0, 7000]
 
 
 def test_first_batch_of_a_fork_is_number_0_of_its_sinks(tmp_path: Path) -> None:

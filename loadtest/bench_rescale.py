@@ -1,9 +1,10 @@
 """
 ``make bench-rescale``: the batches of a running query while its operator changes from 4 to 8 and to 3 partitions.
 
-On a cluster of two executors, batches follow each other without a pause. Every batch's output is compared with its
-rows: exactly as many are counted as there were. The report has the batch that switches apart from the others, among
-them those beside which the new partitions' tables are prepared; the page has a plot of all.
+On a cluster of two executors, in the short form in one process, batches follow each other without a pause. Every
+batch's output is compared with its rows: exactly as many are counted as there were. The report has the batch that
+switches apart from the others, among them those beside which the new partitions' tables are prepared; the page has a
+plot of all.
 """
 
 from __future__ import annotations
@@ -120,7 +121,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         open_backend(Path(place), STEPS[0]) as backend,
     ):
         run = Run(backend, rows, warm_up, between)
-        _run(run, Path(place), keys)
+        _run(run, Path(place), keys, "local[2]" if options.short else TWO_EXECUTORS)
     report = TargetReport("bench-rescale", strict=options.strict)
     exit_code = report.write(run.figures(), [run.history()])
     _write_page(run, Path("reports/bench-rescale.html"))
@@ -129,8 +130,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     return exit_code
 
 
-def _run(run: Run, folder: Path, keys: int) -> None:
-    spark = start_session("dstl-bench-rescale", {"shuffle.reduceLocality.enabled": "false"}, master=TWO_EXECUTORS)
+def _run(run: Run, folder: Path, keys: int, master: str) -> None:
+    spark = start_session("dstl-bench-rescale", {"shuffle.reduceLocality.enabled": "false"}, master=master)
     run.backend.on_progress(run.observe)
     stream = new_stream(spark, run.rows, keys).groupBy("k")
     result = run.backend.transform_with_state(stream, Totals(), TOTALS, "Update", "None")

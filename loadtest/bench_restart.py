@@ -36,11 +36,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--starts", type=int, default=5, help="starts of each side")
     parser.add_argument("--archive", type=Path, help="an archive of classes that exists (default: a new one)")
     options = parser.parse_args(arguments)
-    keys, starts = (2_000, 1) if options.short else (200_000, options.starts)
+    keys, starts, partitions = (2_000, 1, 1) if options.short else (200_000, options.starts, 4)
     with tempfile.TemporaryDirectory(prefix="dstl-r-", ignore_cleanup_errors=True) as place:
         folder = Path(place)
         try:
-            _start(",".join(SIDES[:2]), folder, keys, batches=2 if options.short else 11)
+            _start(",".join(SIDES[:2]), folder, keys, partitions, batches=1 if options.short else 11)
             if options.archive is None:
                 write_class_archive(folder / "archive")
             else:
@@ -49,7 +49,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
             for _ in range(starts):
                 for side in SIDES:
                     _stop_sidecar(folder)
-                    times[side].append(_start(side, folder, keys, batches=1))
+                    times[side].append(_start(side, folder, keys, partitions, batches=1))
                     print(f"{side:26} {times[side][-1]:6.1f} s", flush=True)
         finally:
             _stop_sidecar(folder)
@@ -62,7 +62,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     return TargetReport("bench-restart", strict=options.strict).write(figures)
 
 
-def _start(sides: str, folder: Path, keys: int, batches: int) -> float:
+def _start(sides: str, folder: Path, keys: int, partitions: int, batches: int) -> float:
     """Run a driver for some batches of each side; return the seconds from its start to the end of its first one."""
     environment = {**os.environ, "PYSPARK_PYTHON": sys.executable, "PYSPARK_DRIVER_PYTHON": sys.executable}
     if sides == SIDES[2]:
@@ -71,7 +71,7 @@ def _start(sides: str, folder: Path, keys: int, batches: int) -> float:
     command = [sys.executable, "-m", "loadtest.bench_restart_driver", sides.partition(" ")[0], str(folder)]
     began = time.monotonic()
     with subprocess.Popen(
-        [*command, str(keys), str(batches)], env=environment, stdout=subprocess.PIPE, text=True
+        [*command, str(keys), str(batches), str(partitions)], env=environment, stdout=subprocess.PIPE, text=True
     ) as driver:
         assert driver.stdout is not None
         first = next((time.monotonic() - began for line in driver.stdout if line.startswith(FIRST_BATCH)), None)

@@ -1,4 +1,8 @@
-"""A driver of `bench_restart`: ``python -m loadtest.bench_restart_driver SIDE[,SIDE] FOLDER KEYS BATCHES``."""
+"""
+A driver of `bench_restart`.
+
+``python -m loadtest.bench_restart_driver SIDE[,SIDE] FOLDER KEYS BATCHES PARTITIONS``
+"""
 
 from __future__ import annotations
 
@@ -14,29 +18,28 @@ from loadtest.bench.processors import TOTALS, Totals
 from loadtest.bench.workloads import rows
 
 FIRST_BATCH = "first batch"
-_PARTITIONS = 4
 _BATCHES_PER_KEY = 10
 
 
-def backend_in(folder: Path) -> ChangelogStateBackend:
+def backend_in(folder: Path, partitions: int = 1) -> ChangelogStateBackend:
     """Return the backend of a benchmark's folder."""
     return ChangelogStateBackend(
-        f"file://{folder}/store", job="bench", local_dir=str(folder / "local"), parallelism=_PARTITIONS
+        f"file://{folder}/store", job="bench", local_dir=str(folder / "local"), parallelism=partitions
     )
 
 
-def main(sides: Sequence[str], folder: Path, keys: int, batches: int) -> None:
+def main(sides: Sequence[str], folder: Path, keys: int, batches: int, partitions: int) -> None:
     """Run that many batches of a tenth of the keys on each side."""
     spark = new_session(folder)
-    spark.conf.set("spark.sql.shuffle.partitions", str(_PARTITIONS))
+    spark.conf.set("spark.sql.shuffle.partitions", str(partitions))
     for side in sides:
-        _run(spark, side, folder, keys, batches)
+        _run(spark, side, folder, keys, batches, partitions)
     spark.stop()
 
 
-def _run(spark: SparkSession, side: str, folder: Path, keys: int, batches: int) -> None:
+def _run(spark: SparkSession, side: str, folder: Path, keys: int, batches: int, partitions: int) -> None:
     """Run the batches of a side; print a line when the first one has ended."""
-    backend = backend_in(folder) if side == "DSTL" else None
+    backend = backend_in(folder, partitions) if side == "DSTL" else None
     operator = rows(Totals, TOTALS)(new_stream(spark, keys // _BATCHES_PER_KEY, keys), backend)
     first: int | None = None
 
@@ -54,4 +57,4 @@ def _run(spark: SparkSession, side: str, folder: Path, keys: int, batches: int) 
 
 
 if __name__ == "__main__":
-    main(sys.argv[1].split(","), Path(sys.argv[2]), int(sys.argv[3]), int(sys.argv[4]))
+    main(sys.argv[1].split(","), Path(sys.argv[2]), *map(int, sys.argv[3:]))

@@ -1,9 +1,9 @@
 """
 ``python -m tools.test_versions``: runs tests on the older minor versions of Spark that are supported.
 
-Each has an environment of its own (``make versions``): this one with another Spark on top. The short form, one job and
-the private interfaces, is part of the suite (``tests/e2e/test_versions.py``); the long one is all end-to-end tests and
-the differential ones. Writes ``reports/test-versions.json``; STRICT=1 makes a failure fail.
+Each has an environment of its own (``make versions``): this one with another Spark on top. The short form, one query
+and the private interfaces, is part of the suite (``tests/e2e/test_versions.py``); the long one is all end-to-end tests
+and the differential ones. Writes ``reports/test-versions.json``; STRICT=1 makes a failure fail.
 """
 
 from __future__ import annotations
@@ -24,9 +24,7 @@ from tools.reporting.target import TargetReport, is_set
 ROOT = Path(__file__).resolve().parent.parent
 SHORT = (
     "tests/e2e/test_private_interfaces.py",
-    "tests/e2e/test_job.py::test_restart_goes_on_from_the_checkpoint",
-    "tests/e2e/test_pandas.py::test_frames_and_keys_look_as_on_spark",
-    "tests/e2e/test_pandas.py::test_collections_and_output_types",
+    "tests/e2e/on_each_version.py",
 )
 LONG = ("tests/e2e", "--ignore=tests/e2e/test_versions.py", "--ignore=tests/e2e/test_chaos.py")
 TIMEOUT_S = 3 * 3600

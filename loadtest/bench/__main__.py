@@ -66,7 +66,7 @@ def compare(
 
     `known` holds the medians of the workload's earlier comparisons, which are not measured again.
     """
-    spark.conf.set("spark.sql.shuffle.partitions", str(workload.partitions))
+    spark.conf.set("spark.sql.shuffle.partitions", str(_partitions(workload, short=short)))
     medians: dict[str, float | None] = {}
     for side, run in (("Spark", comparison.spark), ("DSTL", comparison.ours)):
         if (side, run) not in known:
@@ -95,6 +95,10 @@ def compare(
     return figures
 
 
+def _partitions(workload: Workload, *, short: bool) -> int:
+    return 1 if short else workload.partitions
+
+
 def _times(spark: SparkSession, workload: Workload, run: Run, folder: Path, *, side: str, short: bool) -> list[int]:
     rows, keys = workload.rows, workload.keys
     extent: dict[str, Any] = {"measured": MEASURED_BATCHES, "warm_up_s": WARM_UP_S, "measured_s": MEASURED_S}
@@ -104,7 +108,7 @@ def _times(spark: SparkSession, workload: Workload, run: Run, folder: Path, *, s
     frame = new_stream(spark, rows, keys, with_time=workload.with_time)
     if side == "Spark":
         return measure(run(frame, None).writeStream.outputMode(workload.output_mode), folder, 1, **extent)
-    with open_backend(folder, workload.partitions) as backend:
+    with open_backend(folder, _partitions(workload, short=short)) as backend:
         writer = run(frame, backend).writeStream.outputMode(workload.output_mode)
         return measure(writer, folder, 1, **extent)
 

@@ -38,6 +38,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         setting.name.removeprefix("spark."): setting.value
         for setting in spark_settings(PATH.read_text(encoding="utf-8"))
     }
+    settings |= {"sql.shuffle.partitions": "1"} if short else {}
     spark = start_session("dstl-bench-native", settings, folder=folder)
     figures: list[Figure] = []
     try:

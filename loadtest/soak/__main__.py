@@ -21,7 +21,7 @@ from pyspark.sql import DataFrame
 from loadtest.bench.measuring import Enough, new_stream, open_backend, run_until_enough
 from loadtest.bench.workloads import columns, timers
 from loadtest.bench_service import line_of
-from loadtest.soak.samples import figures, histories
+from loadtest.soak.samples import THIRDS, figures, histories
 from loadtest.soak.watcher import Watcher
 from tools.reporting.target import TargetReport, is_set
 from tools.servers.s3_server import S3Server
@@ -30,6 +30,7 @@ from tools.spark_session import start_session
 BUCKET = "soak"
 BATCHES = 5_000
 _SAMPLES = 250
+_LEAST = 2 * THIRDS
 _ROWS, _KEYS, _PARTITIONS = 1_000, 5_000, 4
 _SERVICE = {
     # Work that runs every ten minutes by default runs often enough to be equal in each third of the run.
@@ -45,13 +46,13 @@ _SERVICE = {
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run, print and write ``reports/soak.json``; return the exit code."""
     parser = argparse.ArgumentParser(description="Run small batches, and look whether anything grows.")
-    parser.add_argument("--batches", type=int, default=0, help=f"how many, at least 30; {BATCHES:,} by default")
+    parser.add_argument("--batches", type=int, default=0, help=f"how many, at least {_LEAST}; {BATCHES:,} by default")
     parser.add_argument("--short", action="store_true", default=is_set("SHORT"), help="60 batches (SHORT=1)")
     parser.add_argument("--strict", action="store_true", default=is_set("STRICT"), help="fail if a goal is missed")
     options = parser.parse_args(arguments)
     batches = options.batches or (60 if options.short else BATCHES)
-    if batches < 30:
-        parser.error("--batches: at least 30")
+    if batches < _LEAST:
+        parser.error(f"--batches: at least {_LEAST}")
     report = TargetReport("soak", strict=options.strict)
     with tempfile.TemporaryDirectory(prefix="dstl-s-", ignore_cleanup_errors=True) as place, S3Server() as server:
         os.environ.update(server.env() | _SERVICE)

@@ -1,13 +1,13 @@
 """
 Modes of failover, standbys and rescales while processes die, hang or get a wrong clock (I2, I4, I14, I16).
 
-Steps: as in `test_chaos`, but on a cluster of three hosts, each with a local folder of its own. Each job's mode, its
-patience, whether its tables have copies, its parallelism and the event that meets it are drawn from the seed; among the
-events are a change of parallelism, a fork, and a driver that is killed while rows wait in the log. Each start of a
-job, or of a fork, has another name for the operator. At the end all output and the stored state are compared with those
-of an undisturbed computation: with ``exact`` and ``deferred`` they are equal, with ``bounded-loss`` they are those
-without exactly the rows that the job lists as lost. A fork, which runs over the rest of the input when its parent has
-ended, has the state of an undisturbed job from its checkpoint on.
+Steps: as in `test_chaos`, but on a cluster of three hosts, in the short form two, each with a local folder of its own.
+Each job's mode, its patience, whether its tables have copies, its parallelism and the event that meets it are drawn
+from the seed; among the events are a change of parallelism, a fork, and a driver that is killed while rows wait in the
+log. Each start of a job, or of a fork, has another name for the operator. At the end all output and the stored state
+are compared with those of an undisturbed computation: with ``exact`` and ``deferred`` they are equal, with
+``bounded-loss`` they are those without exactly the rows that the job lists as lost. A fork, which runs over the rest of
+the input when its parent has ended, has the state of an undisturbed job from its checkpoint on.
 
 DSTL_CHAOS_SEED repeats a run, DSTL_CHAOS_RUNS sets the number of jobs; ``make chaos`` is the long form.
 """
@@ -40,10 +40,10 @@ from tools.servers.spark.cluster import Loopback, SparkCluster
 
 pytestmark = [pytest.mark.e2e, pytest.mark.timeout(3000)]
 
-HOSTS = 3
 BATCHES = 6
 WITHIN_S = 5.0
 RUNS = int(os.environ.get("DSTL_CHAOS_RUNS", "1"))
+HOSTS = 3 if RUNS > 1 else 2
 FIRST = (("deferred", WAITING), ("bounded-loss", "executor killed"))
 """Mode and event of the first job are one of these."""
 SETTINGS = {

@@ -14,14 +14,14 @@ from examples.flights.files import RouteFiles, read_lines
 from examples.flights.job import ENGINES
 from examples.flights.processes import ROOT, Layout, stop_sidecar
 
-FILES = 4
+FILES = 2
 
 
 @pytest.mark.spark
 @pytest.mark.parametrize("engine", ENGINES)
 def test_engine_gives_batch_answer(local_dir: Path, engine: str) -> None:
     """I14: the same job ends with the batch answer on the changelog backend and on Spark's own operator."""
-    flights, weather = read_flights().iloc[:12_000], read_weather().iloc[:1_200]
+    flights, weather = read_flights().iloc[:4_000], read_weather().iloc[:400]
     layout = Layout(local_dir)
     prepare(layout.data, flights, weather, FILES)
     command = [sys.executable, "-m", "examples.flights.job", "--engine", engine]

@@ -22,7 +22,7 @@ from tests.waiting import wait_until
 pytestmark = [pytest.mark.e2e, pytest.mark.timeout(900)]
 
 ROOT = Path(__file__).parents[2]
-BATCHES = 3
+BATCHES = 2
 
 
 class RunningStack:

@@ -1,4 +1,4 @@
-"""The older supported minor versions of Spark: one job and every private interface on each."""
+"""The older supported minor versions of Spark: one query and every private interface on each."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ def test_versions_are_declared() -> None:
 
 @pytest.mark.parametrize("version", declared())
 def test_version_passes(version: str) -> None:
-    """A query with the Row API, one with the pandas API, and all private interfaces of Spark work on the version."""
+    """A query with the Row API and the pandas API, and all private interfaces of Spark, work on the version."""
     python = environments().get(version)
     if python is None:
         pytest.skip(f"no environment with PySpark {version}: run make versions")

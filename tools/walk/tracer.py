@@ -43,14 +43,15 @@ def install() -> None:
         return
     file_of = _project_files()
 
-    def profile(frame: FrameType, event: str, _arg: Any) -> None:
-        if event == "call" and (file := file_of(frame)):
+    # Unlike a profiler, which hears of each return too, a tracer that wants no lines hears of calls alone.
+    def trace(frame: FrameType, _event: str, _arg: Any) -> None:
+        if file := file_of(frame):
             station = STATIONS.get((file, frame.f_code.co_name))
             if station is not None:
                 _record(target, *station, frame, file_of)
 
-    threading.setprofile(profile)
-    sys.setprofile(profile)
+    threading.settrace(trace)
+    sys.settrace(trace)
 
 
 def _project_files() -> Callable[[FrameType], str]:

@@ -36,6 +36,8 @@ NEIGHBOUR = "neighbour"
 TOKEN = "the-token-of-the-attacked-service"  # noqa: S105 - for a service that lives for seconds
 _READY_S = 60.0
 _SETTLE_S = 10.0
+_PAUSE_S = 0.1
+"""Between two batches of the neighbour, unless one is awaited: the service has time for the attack."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -245,7 +247,7 @@ class Neighbour:
         self._base: dict[str, Any] | None = None
         self._next = 0
         self._lock = threading.Condition()
-        self._batches = 0
+        self._batches, self._wanted = 0, 1
         self._started_s: float | None = None
         self._ms_max = 0.0
         self.errors, self.last_error = 0, ""
@@ -272,7 +274,8 @@ class Neighbour:
     def settle(self, timeout_s: float) -> None:
         """Wait until a batch that began after this call has ended, so that all earlier effects are measured."""
         with self._lock:
-            wanted = self._batches + 2
+            wanted = self._wanted = self._batches + 2
+            self._lock.notify_all()
             self._lock.wait_for(lambda: self._batches >= wanted, timeout_s)
 
     def stop(self) -> None:
@@ -282,8 +285,9 @@ class Neighbour:
         self._client.close()
 
     def _run(self) -> None:
-        while not self._ended.wait(0.01):
+        while not self._ended.is_set():
             with self._lock:
+                self._lock.wait_for(lambda: self._wanted > self._batches or self._ended.is_set(), _PAUSE_S)
                 self._started_s = time.monotonic()
             try:
                 self._batch()

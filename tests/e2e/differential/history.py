@@ -145,7 +145,7 @@ def rich_history(runs: int) -> History:
     chance = random.Random(runs)
 
     def files(number: int) -> int:
-        return 2 if number else 4
+        return 1 if number else 4
 
     def event() -> Event:
         key, name, offset_s = chance.choice(KEYS), chance.choice(_NAMES), chance.choice(_OFFSETS_S)

@@ -49,7 +49,7 @@ class TestProgram:
         limits.write_text('failures = "== 0"\ncheckpoints = ">= 2"\n')
         run = subprocess.run(
             load_command(tmp_path),
-            env=load_environment(SLOTS="12", HOSTS="3", RATE="4", DURATION="10", THRESHOLDS=str(limits)),
+            env=load_environment(SLOTS="12", HOSTS="3", RATE="4", DURATION="4", THRESHOLDS=str(limits)),
             capture_output=True,
             text=True,
             timeout=200,

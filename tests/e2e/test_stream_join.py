@@ -33,7 +33,7 @@ DELAY = "20 seconds"
 COLUMNS = ("k", "n", "l.t", "l.id", "l.more", "r.t", "r.id", "r.more")
 
 
-def write_files(folder: Path, numbers: range, seed: int, last: int, late_from: int = 100) -> None:
+def write_files(folder: Path, numbers: range, seed: int, last: int, late_from: int = 100, count: int = 16) -> None:
     """
     Write a file of random rows for each number, each ten seconds after the previous one.
 
@@ -50,7 +50,7 @@ def write_files(folder: Path, numbers: range, seed: int, last: int, late_from: i
             return {"k": key, "n": row_id % 2, "t": moment, "id": row_id, "more": more}
 
         rows = []
-        for position in range(24 if number < last - 1 else 0):
+        for position in range(count if number < last - 1 else 0):
             late = number >= late_from and chance.random() < 0.25
             second = 10 * number + (-300 if late else chance.choice([chance.randrange(10), chance.random() * 10]))
             rows.append(row(chance.choice(["a", "b", "c", "d", None]), second, 100 * number + position))
@@ -90,8 +90,8 @@ def test_join_of_two_streams_is_spark_s(
     theirs, progress = Collected(), dict[str, list[BatchProgress]]()
     ours = {job: Collected() for job in (["rows", "columns"] if how == "inner" else ["rows"])}
     for part, numbers in enumerate((range(2), range(2, 5))):
-        write_files(tmp_path / "left", numbers, seed=1, last=4, late_from=2)
-        write_files(tmp_path / "right", numbers, seed=2, last=4, late_from=2)
+        write_files(tmp_path / "left", numbers, seed=1, last=4, late_from=2, count=24)
+        write_files(tmp_path / "right", numbers, seed=2, last=4, late_from=2, count=24)
         left, right = read(spark, tmp_path / "left"), read(spark, tmp_path / "right")
         if how == "full":
             # A null in a key equals a null in Spark's full outer join of streams, and in no other join of it.

@@ -42,7 +42,7 @@ from backend_client.spark.start.spark_checkpoint import CheckpointLog
 from loadtest.bench.measuring import Enough, run_until_enough
 from tools.reporting.figures import Figure, Goal
 from tools.reporting.target import TargetReport, positive
-from tools.spark_session import start_session
+from tools.spark_session import FORKED_WORKERS, start_session
 
 KILLS = 20
 KEYS = 24
@@ -258,6 +258,7 @@ def _is_executor(process: psutil.Process) -> bool:
 def _session(folder: Path) -> SparkSession:
     os.environ["SPARK_HOME"] = str(Path(pyspark.__file__).parent)  # executors of a local cluster start from there
     settings = {
+        **FORKED_WORKERS,
         "driver.memory": "1g",
         "executor.memory": "1g",
         "task.maxFailures": 8,

@@ -13,6 +13,13 @@ TWO_EXECUTORS = "local-cluster[2,1,1024]"
 FORKED_WORKERS: Mapping[str, object] = {"python.daemon.module": "backend_client.spark.api.worker_daemon"}
 """Python workers are forked from a process that has imported what they need, as is recommended to users."""
 
+SELDOM_POLLED: Mapping[str, object] = {"sql.streaming.pollingDelay": "50ms"}
+"""
+A query that has no data lists its folders less often than every 10 ms, which would take most of a core.
+
+Not for benchmarks: rows wait for so much longer.
+"""
+
 EXECUTORS_DIE: Mapping[str, object] = {
     **FORKED_WORKERS,
     "executor.memory": "1g",

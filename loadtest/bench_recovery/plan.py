@@ -24,6 +24,7 @@ class Size:
         partitions: Those of the operator.
         trigger_s: Time between the starts of two batches.
         losses: How often each column loses an executor in each way.
+        settled_batches: Batches after a start, and after a loss, before anything else happens.
     """
 
     keys: int
@@ -31,10 +32,11 @@ class Size:
     partitions: int
     trigger_s: float
     losses: int
+    settled_batches: int
 
 
-FULL = Size(keys=2_000_000, rows=640, partitions=16, trigger_s=4.0, losses=2)
-SHORT = Size(keys=4_000, rows=160, partitions=8, trigger_s=1.5, losses=1)
+FULL = Size(keys=2_000_000, rows=640, partitions=16, trigger_s=4.0, losses=2, settled_batches=4)
+SHORT = Size(keys=4_000, rows=160, partitions=8, trigger_s=1.5, losses=1, settled_batches=2)
 
 
 @dataclass(frozen=True, slots=True)

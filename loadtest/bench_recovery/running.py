@@ -23,8 +23,6 @@ from loadtest.bench_recovery.query import EVENTS, OBSERVED, STOP
 _TIMEOUT_S = 240.0
 _FIRST_BATCH_TIMEOUT_S = 1_800.0
 _COPIES_TIMEOUT_S = 900.0
-SETTLED_BATCHES = 4
-"""Batches after a start, and after a loss, before anything else happens."""
 STANDBY_LAG_MAX = 5
 
 
@@ -165,14 +163,14 @@ def run_column(hosts: Hosts, column: Column, size: Size, ways: tuple[str, ...], 
     """Run a column's query, and lose executors in each of the ways."""
     run = ColumnRun(column, size)
     with Driver(hosts, run) as driver:
-        driver.wait_for_batches(SETTLED_BATCHES, _FIRST_BATCH_TIMEOUT_S)
+        driver.wait_for_batches(size.settled_batches, _FIRST_BATCH_TIMEOUT_S)
         _wait_for_copies(driver, run)
         for way in ways:
             for _ in range(size.losses):
                 began_s, read = time.monotonic(), hosts.restored_bytes()
-                driver.wait_for_batches(SETTLED_BATCHES)
+                driver.wait_for_batches(size.settled_batches)
                 run.calm_s.append((began_s, time.monotonic()))
-                usual = (hosts.restored_bytes() - read) / SETTLED_BATCHES
+                usual = (hosts.restored_bytes() - read) / size.settled_batches
                 run.losses.append(_lose(hosts, driver, run, way, chance, usual))
                 print(f"{column.name}, {way}: {summary(run, run.losses[-1])}", flush=True)
     return run
@@ -215,7 +213,7 @@ def _lose(hosts: Hosts, driver: Driver, run: ColumnRun, way: str, chance: random
     assert whole_s is not None
     usual = usual_bytes * (len(driver.look().outputs) - begun)
     read = hosts.restored_bytes() - (0.0 if way == RESTART else read) - usual  # a new executor's tables come later
-    driver.wait_for_batches(SETTLED_BATCHES)
+    driver.wait_for_batches(run.size.settled_batches)
     if way == HOST:
         hosts.connect(victim)
     hosts.wait_for_executors()

@@ -16,7 +16,7 @@ from pyspark.sql import DataFrame, SparkSession
 
 from backend_client import ChangelogStateBackend
 from tests.e2e.support import OUTPUT, Collected, Totals, read_input, run_to_end
-from tools.spark_session import start_session
+from tools.spark_session import FORKED_WORKERS, start_session
 
 
 def main() -> None:
@@ -29,6 +29,7 @@ def main() -> None:
     parser.add_argument("--wait-for", type=Path)
     options = parser.parse_args()
     settings = {
+        **FORKED_WORKERS,
         "driver.host": options.host,
         "driver.bindAddress": options.host,
         "driver.memory": "1g",

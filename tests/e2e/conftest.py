@@ -21,7 +21,7 @@ from backend_client.service.launcher import run_detached
 from storage.errors import LostChangesError
 from tests.sidecars import end_sidecars
 from tools.servers.service.forked import ForkedCommand, can_be_forked
-from tools.spark_session import FORKED_WORKERS, start_session
+from tools.spark_session import FORKED_WORKERS, SELDOM_POLLED, start_session
 
 # By default a table is materialized at a random time, but tests count objects. A test that needs it enables it.
 os.environ.setdefault("DSTL_MATERIALIZATION_ENABLED", "false")
@@ -34,7 +34,7 @@ def spark() -> Iterator[SparkSession]:
     """A local session whose tasks may fail a few times, as on a cluster."""
     # Spark's own state stores keep about half a megabyte of each query.
     folder = Path(tempfile.mkdtemp(prefix="dstl-warehouse-"))
-    settings = {**FORKED_WORKERS, "driver.memory": "4g", "local.dir": folder}
+    settings = {**FORKED_WORKERS, **SELDOM_POLLED, "driver.memory": "4g", "local.dir": folder}
     settings |= {"locality.wait": "10min"}  # longer than any test: what waits for it is seen
     session = start_session("dstl-tests", settings, master="local[2,4]", folder=folder)
     yield session

@@ -13,7 +13,6 @@ from typing import Any
 
 import pandas as pd
 from pyspark.sql import DataFrame, Row, SparkSession
-from pyspark.sql import functions as F
 from pyspark.sql.streaming import StatefulProcessor, StreamingQuery
 
 from backend_client import ChangelogStateBackend
@@ -32,6 +31,11 @@ BEGIN = datetime(2024, 1, 1, tzinfo=UTC)
 Rows = Sequence[tuple[str, float, int]]
 """Key, value, and event time in seconds after BEGIN."""
 Build = Callable[[ChangelogStateBackend, DataFrame], Any]
+End = tuple[list[tuple[Any, ...]], dict[bytes, bytes]]
+"""All output, and the state."""
+
+_FIRST_BATCHES = 7
+"""Most tests need so many."""
 
 
 def random_rows(seed: int, batches: int, rows: int, keys: int) -> list[list[tuple[str, float, int]]]:
@@ -199,10 +203,18 @@ class Run:
         gate.open()
         wait_until(lambda: self.batch().rows_waiting == 0, what="a batch that runs what waits")
 
-    def end(self) -> tuple[list[tuple[Any, ...]], dict[bytes, bytes]]:
-        """Stop; return all output, and the state, without the numbers of list parts: a task has its own."""
+    def stop(self) -> None:
+        """Stop the query."""
         assert self.query is not None
         self.query.stop()
+
+    def end(self) -> End:
+        """Stop; return output and state."""
+        self.stop()
+        return self.now()
+
+    def now(self) -> End:
+        """Return all output, and the state, without the numbers of list parts: a task has its own."""
         rows = sorted((row for batch in self.collected.batches.values() for row in batch), key=repr)
         settings = self.backend.settings
         state = stored_state(settings.storage, settings.job, "op")
@@ -215,7 +227,45 @@ def _without_part(key: bytes) -> bytes:
     return key[:-4] if is_part else key
 
 
-def stalls(spark: SparkSession, rows: Rows) -> list[bool]:
-    """Return which rows are of the partition that stalls."""
-    group = F.expr("pmod(hash(k), 128) >= 64")
-    return [row[0] for row in spark.createDataFrame(list(rows), "k string, v double, at int").select(group).collect()]
+def stalls(spark: SparkSession, files: Sequence[Rows]) -> list[list[bool]]:
+    """Return which rows of each file are of the partition that stalls."""
+    keys = sorted({key for rows in files for key, _, _ in rows})
+    found = spark.createDataFrame([(key,) for key in keys], "k string").selectExpr("k", "pmod(hash(k), 128) >= 64")
+    is_stalled = {row[0]: row[1] for row in found.collect()}
+    return [[is_stalled[key] for key, _, _ in rows] for rows in files]
+
+
+class Undisturbed:
+    """
+    A run of a query in which no table is lost: it goes on where somebody needs more of its batches.
+
+    Args:
+        spark: The session.
+        folder: For everything but its tables.
+        local_dir: For these, and for its sidecar.
+        build: The query.
+        files: Its rows.
+    """
+
+    def __init__(self, spark: SparkSession, folder: Path, local_dir: Path, build: Build, files: Sequence[Rows]) -> None:
+        self._folder, self._local_dir = folder, local_dir
+        self._query = spark, build, files
+        self._run: Run | None = None
+        self._ends: list[End] = []
+
+    def after(self, batches: int) -> End:
+        """Return output and state after so many batches."""
+        if batches > len(self._ends):
+            backend = ChangelogStateBackend(
+                (self._folder / "store").as_uri(), job="undisturbed", local_dir=str(self._local_dir), parallelism=2
+            )
+            if self._run is None:
+                spark, build, files = self._query
+                self._run = Run(spark, self._folder, backend, build, files)
+            else:
+                self._run.start(backend)
+            while len(self._ends) < max(batches, _FIRST_BATCHES):
+                self._run.batch()
+                self._ends.append(self._run.now())
+            self._run.stop()
+        return self._ends[batches - 1]

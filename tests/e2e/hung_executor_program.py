@@ -28,8 +28,8 @@ from tests.e2e.support import (
 )
 from tests.waiting import wait_until
 
-FILES = random_input(seed=71, batches=8, rows=200, keys=80)
-HANGS_AFTER = 4
+FILES = random_input(seed=71, batches=5, rows=200, keys=80)
+HANGS_AFTER = 2
 """Batches before the executor hangs."""
 _GIVEN_UP_S = 90.0
 """Spark alone would give the executor up after 120 s."""

@@ -33,7 +33,7 @@ from tools.servers.spark.cluster import SparkCluster
 pytestmark = pytest.mark.e2e
 
 HOSTS = 3  # of the driver and of two workers
-FILES = random_input(seed=60, batches=4, rows=200, keys=40)
+FILES = random_input(seed=60, batches=3, rows=120, keys=40)
 
 
 @pytest.fixture
@@ -60,13 +60,11 @@ def tcp_service(storage: str, folder: Path, host_id: str) -> Iterator[str]:
         process.wait()
 
 
-def run_driver(
-    cluster: SparkCluster, folder: Path, storage: str, environment: dict[str, str], *arguments: str
-) -> dict[str, Any]:
+def run_driver(cluster: SparkCluster, folder: Path, storage: str, environment: dict[str, str]) -> dict[str, Any]:
     """Run the job to its end on the cluster; return its output and figures."""
     write_input(folder / "in", FILES)
     command = [sys.executable, "-m", "tests.e2e.cluster_program", "--master", cluster.master_url]
-    command += ["--folder", str(folder), "--storage", storage, *arguments]
+    command += ["--folder", str(folder), "--storage", storage]
     root = str(Path(__file__).parents[2])
     subprocess.run(
         command,
@@ -84,32 +82,6 @@ def check(result: dict[str, Any], storage: str) -> None:
     output = {int(batch): [tuple(row) for row in rows] for batch, rows in result["batches"].items()}
     assert output == expected_output(FILES)
     assert stored_totals(storage, "job") == expected_state(FILES)
-
-
-def test_hosts_with_sidecars_of_their_own(tmp_path: Path, folders: list[Path]) -> None:
-    """
-    Embedded sidecars connect to the coordinator: each host writes one object per checkpoint, from the first one on.
-
-    I5: in another storage, where the coordinator cannot reach a host's sidecar, the host's tasks persist their sets
-    alone. Partitions stay with their executors: over all batches, each table is made on only one host.
-    """
-    linked, apart = f"file://{tmp_path / 'store'}", f"file://{tmp_path / 'apart'}"
-    hosts = [{"DSTL_LOCAL_DIR": str(folder), "PYTHONPATH": str(Path(__file__).parents[2])} for folder in folders]
-    with SparkCluster(tmp_path, hosts[1:]) as cluster:
-        results = [
-            run_driver(cluster, tmp_path, linked, hosts[0], "--apart", apart),
-            json.loads((tmp_path / "apart.json").read_text()),
-        ]
-
-    for result, storage in zip(results, (linked, apart), strict=True):
-        check(result, storage)
-        objects = list(open_store(storage).list("job/segments/"))
-        shared = 2 * len(result["batches"])  # two hosts with two tasks each
-        assert (len(objects) == shared) if storage == linked else len(objects) >= 2 * shared
-    assert [len(list(folder.glob("service-*.pid"))) for folder in folders] == [2] * HOSTS
-    tables = Counter(table.relative_to(folder) for folder in folders for table in folder.glob("tables/*/Totals/*"))
-    assert len(tables) == 2 * 4
-    assert set(tables.values()) == {1}
 
 
 STRANGER = """
@@ -139,21 +111,26 @@ def test_machines_need_nothing_but_the_package(tmp_path: Path, folders: list[Pat
     """
     Machines of their own share objects without any set-up, and only the driver's listens, to hosts with the token.
 
-    A scan from a further machine finds nothing else of ours.
+    Embedded sidecars connect to the coordinator: each host writes one object per checkpoint, from the first one on. A
+    scan from a further machine finds nothing else of ours.
+
+    I5: in another storage, where the coordinator cannot reach a host's sidecar, the host's tasks persist their sets
+    alone. Partitions stay with their executors: over all batches, each table is made on only one host.
     """
-    storage, done = f"file://{tmp_path / 'store'}", tmp_path / "done"
+    linked, apart = f"file://{tmp_path / 'store'}", f"file://{tmp_path / 'apart'}"
+    done = tmp_path / "done"
     hosts = [{"DSTL_LOCAL_DIR": str(folder), "PYTHONPATH": str(Path(__file__).parents[2])} for folder in folders]
     write_input(tmp_path / "in", FILES)
     with Network(HOSTS + 1) as network:
         driver, *workers, stranger = network.hosts
         with SparkCluster(tmp_path, hosts[1:], machines=[driver, *workers]) as cluster:
             command = [sys.executable, "-m", "tests.e2e.cluster_program", "--master", cluster.master_url]
-            command += ["--folder", str(tmp_path), "--storage", storage]
+            command += ["--folder", str(tmp_path), "--storage", linked, "--apart", apart]
             command += ["--host", driver.address, "--wait-for", str(done)]
             environment = {**os.environ, "PYSPARK_PYTHON": sys.executable, "SPARK_LOCAL_IP": driver.address, **hosts[0]}
             with subprocess.Popen(driver.command(command), cwd=tmp_path, env=environment) as program:
                 try:
-                    wait_until(lambda: (tmp_path / "result.json").exists() or program.poll() is not None, 300)
+                    wait_until(lambda: (tmp_path / "apart.json").exists() or program.poll() is not None, 300)
                     assert program.poll() is None
                     found = [listeners(*pair) for pair in zip(network.hosts, map(sidecars_of, folders), strict=False)]
                     ((address, port),) = found[0]
@@ -165,11 +142,16 @@ def test_machines_need_nothing_but_the_package(tmp_path: Path, folders: list[Pat
 
     assert address == driver.address
     assert found[1:] == [[], []]
-    result = json.loads((tmp_path / "result.json").read_text())
-    check(result, storage)
-    objects = list(open_store(storage).list("job/"))
-    segments = [info for info in objects if info.key.startswith("job/segments/")]
-    assert len(segments) == len(workers) * len(result["batches"])
+    for name, storage in (("result", linked), ("apart", apart)):
+        result = json.loads((tmp_path / f"{name}.json").read_text())
+        check(result, storage)
+        objects = list(open_store(storage).list("job/segments/"))
+        shared = len(workers) * len(result["batches"])  # each worker has two tasks
+        assert (len(objects) == shared) if storage == linked else len(objects) >= 2 * shared
+    assert [len(list(folder.glob("service-*.pid"))) for folder in folders] == [2] * HOSTS
+    tables = Counter(table.relative_to(folder) for folder in folders for table in folder.glob("tables/*/Totals/*"))
+    assert len(tables) == 2 * 4
+    assert set(tables.values()) == {1}
 
 
 def test_hosts_share_objects_over_tcp(tmp_path: Path, folders: list[Path]) -> None:

@@ -9,10 +9,13 @@ A failure means that rows are lost, run twice or out of order, or that everybody
 from __future__ import annotations
 
 import os
+import pickle
 import subprocess
 import sys
 import threading
 from collections.abc import Callable, Iterator
+from contextlib import ExitStack
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -22,14 +25,24 @@ from pyspark.sql import SparkSession
 from backend_client import ChangelogStateBackend
 from dstl_service.cli import main as dstl
 from storage.errors import InvalidInputError
-from tests.e2e.failover_jobs import Build, Run, chain, random_rows, sessions, stalls, totals, windows
+from tests.e2e.conftest import folder_of_sidecars
+from tests.e2e.failover_jobs import (
+    Build,
+    End,
+    Run,
+    Undisturbed,
+    chain,
+    sessions,
+    stalls,
+    totals,
+    windows,
+)
 from tests.e2e.gated_service import GatedService
+from tests.e2e.killed_executor_program import END, FILES
 from tests.e2e.support import stored_state
 from tests.waiting import wait_until
 
 pytestmark = [pytest.mark.e2e, pytest.mark.timeout(300)]
-
-FILES = random_rows(seed=71, batches=200, rows=60, keys=30)
 
 
 @pytest.fixture
@@ -41,7 +54,7 @@ def gate(tmp_path: Path, local_dir: Path) -> Iterator[GatedService]:
 
 
 Make = Callable[..., ChangelogStateBackend]
-Start = Callable[..., Run]
+Compared = Callable[[Build, int], End]
 
 
 @pytest.fixture
@@ -54,17 +67,17 @@ def backend(make_backend: Make, gate: GatedService) -> Make:
     return make
 
 
-@pytest.fixture
-def undisturbed(spark: SparkSession, tmp_path: Path, backend: Make) -> Callable[[Run], tuple[Any, Any]]:
-    """Return a function that runs another run's batches without a stall; it returns output and state."""
+@pytest.fixture(scope="module")
+def undisturbed(spark: SparkSession, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Compared]:
+    """Return a function that returns output and state of a query after so many batches without a stall."""
+    with ExitStack() as stack:
 
-    def run(other: Run) -> tuple[Any, Any]:
-        made = Run(spark, tmp_path / "other", backend(job="other", failover="exact"), other.build, other.files)
-        for _ in range(other.written):
-            made.batch()
-        return made.end()
+        @cache
+        def runs(build: Build) -> Undisturbed:
+            folder, local_dir = tmp_path_factory.mktemp("undisturbed"), stack.enter_context(folder_of_sidecars())
+            return Undisturbed(spark, folder, local_dir, build, FILES)
 
-    return run
+        yield lambda build, batches: runs(build).after(batches)
 
 
 @pytest.mark.parametrize("build", [sessions, windows, totals])
@@ -73,25 +86,23 @@ def test_deferred_rows_run_when_the_table_is_there(
     tmp_path: Path,
     backend: Make,
     gate: GatedService,
-    undisturbed: Callable[[Run], tuple[Any, Any]],
+    undisturbed: Compared,
     build: Build,
 ) -> None:
     """I14: rows and time wait over several batches, then run in order and as of their arrival; others are on time."""
     run = Run(spark, tmp_path, backend(), build, FILES)
-    for _ in range(3):
-        run.steady()
+    run.steady()
     run.stall(gate)
     first = run.written
-    waiting = [run.batch().rows_waiting for _ in range(4)]
-    added = [sum(stalls(spark, rows)) for rows in FILES[first : run.written]]
+    waiting = [run.batch().rows_waiting for _ in range(3)]
+    added = [sum(rows) for rows in stalls(spark, FILES[first : run.written])]
     if build is totals:
-        assert waiting == [sum(added[: number + 1]) for number in range(4)]
+        assert waiting == [sum(added[: number + 1]) for number in range(3)]
     assert waiting == sorted(set(waiting)), "each batch adds rows, and ends without the table"
     run.recover(gate)
-    for _ in range(3):
-        run.batch()
+    run.batch()
 
-    assert run.end() == undisturbed(run)
+    assert run.end() == undisturbed(run.build, run.written)
     assert gate.held >= 2, "a task's and the one beside the batches"
 
 
@@ -100,7 +111,7 @@ def test_new_driver_runs_first_what_waits(
     tmp_path: Path,
     backend: Make,
     gate: GatedService,
-    undisturbed: Callable[[Run], tuple[Any, Any]],
+    undisturbed: Compared,
 ) -> None:
     """
     I14: the rows survive the driver, and run in the next one's first batch, with another number of partitions.
@@ -110,13 +121,13 @@ def test_new_driver_runs_first_what_waits(
     run = Run(spark, tmp_path, backend(), sessions, FILES)
     run.steady()
     run.stall(gate)
-    assert [run.batch().rows_waiting > 0 for _ in range(3)] == [True] * 3
+    assert [run.batch().rows_waiting > 0 for _ in range(2)] == [True] * 2
     gate.open()
     run.start(backend(parallelism=3))
 
     assert run.batch().rows_waiting == 0
     run.batch()
-    assert run.end() == undisturbed(run)
+    assert run.end() == undisturbed(run.build, run.written)
 
 
 def test_rewind_brings_waiting_rows_back(
@@ -124,7 +135,7 @@ def test_rewind_brings_waiting_rows_back(
     tmp_path: Path,
     backend: Make,
     gate: GatedService,
-    undisturbed: Callable[[Run], tuple[Any, Any]],
+    undisturbed: Compared,
 ) -> None:
     """After a rewind to a checkpoint in which rows waited, these run, though they had run once before."""
     run = Run(spark, tmp_path, backend(), totals, FILES)
@@ -142,7 +153,7 @@ def test_rewind_brings_waiting_rows_back(
     run.batch()
 
     # Spark's file source reads files that it had read before the rewind in one batch, so the output is another.
-    assert run.end()[1] == undisturbed(run)[1]
+    assert run.end()[1] == undisturbed(run.build, run.written)[1]
     assert dstl(["fsck", "--storage", storage, "job"]) == 0
 
 
@@ -198,11 +209,9 @@ def test_exact_batch_waits_for_partitions_with_rows_only(
     tmp_path: Path,
     backend: Make,
     gate: GatedService,
-    undisturbed: Callable[[Run], tuple[Any, Any]],
 ) -> None:
     """By default a batch waits for a table that has to be restored, but not for one of a partition without rows."""
-    stalled = [list(zip(rows, stalls(spark, rows), strict=True)) for rows in FILES[:20]]
-    others = [row for row, is_stalled in stalled[2] if not is_stalled]
+    others = [row for row, is_stalled in zip(FILES[2], stalls(spark, FILES[2:3])[0], strict=True) if not is_stalled]
     files = [FILES[0], FILES[1], others, *FILES[3:20]]
     run = Run(spark, tmp_path, backend(failover="exact"), totals, files)
     run.batch()
@@ -217,7 +226,10 @@ def test_exact_batch_waits_for_partitions_with_rows_only(
     gate.open()
     run.batch()
 
-    assert run.end() == undisturbed(run)
+    undisturbed = Run(spark, tmp_path / "other", backend(job="other", failover="exact"), totals, files)
+    for _ in range(run.written):
+        undisturbed.batch()
+    assert run.end() == undisturbed.end()
 
 
 @pytest.mark.parametrize("limit", [{"max_stall_s": 2.0}, {"max_deferred_bytes": 1}])
@@ -226,7 +238,7 @@ def test_batch_waits_beyond_the_limits(
     tmp_path: Path,
     backend: Make,
     gate: GatedService,
-    undisturbed: Callable[[Run], tuple[Any, Any]],
+    undisturbed: Compared,
     limit: dict[str, Any],
 ) -> None:
     """
@@ -257,16 +269,18 @@ def test_batch_waits_beyond_the_limits(
     gate.open()
     run.start(backend(**limit))
     assert run.batch().rows_waiting == 0
-    assert run.end() == undisturbed(run)
+    assert run.end() == undisturbed(run.build, run.written)
 
 
-@pytest.mark.timeout(600)
-def test_killed_executor_stalls_its_partitions_only(tmp_path: Path, local_dir: Path) -> None:
+def test_killed_executor_stalls_its_partitions_only(tmp_path: Path, local_dir: Path, undisturbed: Compared) -> None:
     """I14: on a cluster, with executors that are killed and a driver that starts again, deferred rows run once."""
     environment = {**os.environ, "PYTHONPATH": str(Path(__file__).parents[2]), "PYSPARK_PYTHON": sys.executable}
     command = [sys.executable, "-m", "tests.e2e.killed_executor_program", "--folder", str(tmp_path)]
 
-    subprocess.run([*command, "--local-dir", str(local_dir)], cwd=tmp_path, env=environment, check=True, timeout=580)
+    subprocess.run([*command, "--local-dir", str(local_dir)], cwd=tmp_path, env=environment, check=True, timeout=280)
+
+    batches, end = pickle.loads((tmp_path / END).read_bytes())
+    assert end == undisturbed(sessions, batches)
 
 
 @pytest.mark.parametrize("build", [sessions, totals])
@@ -275,7 +289,7 @@ def test_lost_rows_are_those_listed(
     tmp_path: Path,
     backend: Make,
     gate: GatedService,
-    undisturbed: Callable[[Run], tuple[Any, Any]],
+    undisturbed: Compared,
     capsys: pytest.CaptureFixture[str],
     build: Build,
 ) -> None:
@@ -311,16 +325,16 @@ def test_lost_rows_are_those_listed(
     assert dstl(["losses", "--storage", storage, "job"]) == 0
     assert capsys.readouterr().out == ""
     if build is totals:  # sums do not depend on the order of their rows
-        assert run.end()[1] == undisturbed(run)[1]
+        assert run.end()[1] == undisturbed(run.build, run.written)[1]
 
 
 def _without(spark: SparkSession, batches: dict[int, int]) -> list[list[tuple[str, float, int]]]:
     """Return the rows without those of the stalled partition in these batches; the watermark moves as with them."""
     left = []
+    stalled = stalls(spark, FILES)
     for number, rows in enumerate(FILES):
         if number in batches:
-            given = list(zip(rows, stalls(spark, rows), strict=True))
-            rows = [row for row, is_stalled in given if not is_stalled]  # noqa: PLW2901
+            rows = [row for row, is_stalled in zip(rows, stalled[number], strict=True) if not is_stalled]  # noqa: PLW2901
             assert max(at for _, _, at in rows) == max(at for _, _, at in FILES[number])
         left.append(rows)
     return left

@@ -51,35 +51,28 @@ def transform(backend: ChangelogStateBackend, stream: DataFrame, **options: Any)
     )
 
 
-def test_output_and_state_equal_plain_python(spark: SparkSession, make_backend: Backends, tmp_path: Path) -> None:
-    """I14: every batch's output and the stored state are those of a plain computation, including null keys."""
-    files = random_input(seed=1, batches=4, rows=300, keys=40)
-    write_input(tmp_path / "in", files)
-    backend, collected = make_backend(), Collected()
-
-    run_to_end(transform(backend, read_input(spark, tmp_path / "in")).writeStream, tmp_path / "chk", collected)
-
-    assert collected.batches == expected_output(files)
-    assert stored_totals(backend.settings.storage, "job") == expected_state(files)
-
-
 def test_restart_goes_on_from_the_checkpoint(spark: SparkSession, make_backend: Backends, tmp_path: Path) -> None:
-    """I14: a second run with another parallelism continues with the state of the first."""
-    files = random_input(seed=2, batches=5, rows=200, keys=30)
-    collected = Collected()
-    for upto, parallelism in ((2, 2), (4, 5), (5, 1)):
+    """
+    I14: further runs with another parallelism continue with the state of the first.
+
+    Every batch's output and the stored state are those of a plain computation, including null keys.
+    """
+    files = random_input(seed=2, batches=4, rows=300, keys=40)
+    backend, collected = make_backend(), Collected()
+    for upto, parallelism in ((2, 2), (3, 5), (4, 1)):
         write_input(tmp_path / "in", files[:upto])
         result = transform(make_backend(), read_input(spark, tmp_path / "in"), parallelism=parallelism)
         run_to_end(result.writeStream, tmp_path / "chk", collected)
 
     assert collected.batches == expected_output(files)
+    assert stored_totals(backend.settings.storage, "job") == expected_state(files)
 
 
 def test_empty_local_folder_restores_from_log(spark: SparkSession, make_backend: Backends, tmp_path: Path) -> None:
     """I16: a host without local tables rebuilds them from the log alone."""
-    files = random_input(seed=3, batches=4, rows=200, keys=30)
+    files = random_input(seed=3, batches=3, rows=200, keys=30)
     collected = Collected()
-    write_input(tmp_path / "in", files[:3])
+    write_input(tmp_path / "in", files[:2])
     backend = make_backend()
     run_to_end(transform(backend, read_input(spark, tmp_path / "in")).writeStream, tmp_path / "chk", collected)
     write_input(tmp_path / "in", files)
@@ -87,23 +80,6 @@ def test_empty_local_folder_restores_from_log(spark: SparkSession, make_backend:
     tables.rename(tables.with_name("lost"))
 
     run_to_end(transform(make_backend(), read_input(spark, tmp_path / "in")).writeStream, tmp_path / "chk", collected)
-
-    assert collected.batches == expected_output(files)
-
-
-def test_long_log_crosses_complete_manifests(spark: SparkSession, make_backend: Backends, tmp_path: Path) -> None:
-    """A cold start after more than twenty checkpoints reads a complete manifest and the later ones."""
-    files = random_input(seed=4, batches=23, rows=20, keys=10)
-    collected = Collected()
-    write_input(tmp_path / "in", files[:22])
-    backend = make_backend(parallelism=1)
-    run_to_end(transform(backend, read_input(spark, tmp_path / "in")).writeStream, tmp_path / "chk", collected)
-    write_input(tmp_path / "in", files)
-    tables = Path(backend.settings.local_dir) / "tables"
-    tables.rename(tables.with_name("lost"))
-    os.kill(int(Path(backend.auto_started_sidecar.pid_path).read_text()), signal.SIGKILL)
-
-    run_to_end(transform(backend, read_input(spark, tmp_path / "in")).writeStream, tmp_path / "chk", collected)
 
     assert collected.batches == expected_output(files)
 
@@ -118,16 +94,16 @@ def objects_by_checkpoint(url: str) -> dict[str, int]:
 
 def test_checkpoint_writes_two_objects(spark: SparkSession, make_backend: Backends, tmp_path: Path) -> None:
     """Eight partitions of one operator share one segment object per checkpoint, beside the manifest."""
-    files = random_input(seed=5, batches=4, rows=400, keys=100)
+    files = random_input(seed=5, batches=2, rows=400, keys=100)
     write_input(tmp_path / "in", files)
     backend = make_backend(parallelism=8)
 
     run_to_end(transform(backend, read_input(spark, tmp_path / "in")).writeStream, tmp_path / "chk", Collected())
 
     counts = objects_by_checkpoint(backend.settings.storage)
-    assert counts["segments"] == 4
-    assert counts["checkpoints"] == 4 + 1  # and the fence of the run
-    assert [progress.objects_written for progress in backend.recent_progress] == [2, 2, 2, 2]
+    assert counts["segments"] == 2
+    assert counts["checkpoints"] == 2 + 1  # and the fence of the run
+    assert [progress.objects_written for progress in backend.recent_progress] == [2, 2]
 
 
 def chain(backend: ChangelogStateBackend, stream: DataFrame) -> StatefulDataFrame:
@@ -143,7 +119,7 @@ def chain(backend: ChangelogStateBackend, stream: DataFrame) -> StatefulDataFram
 
 def test_two_operators_in_a_chain(spark: SparkSession, make_backend: Backends, tmp_path: Path) -> None:
     """I18: a chain computes the same as two plain computations in a row, with at most three objects per checkpoint."""
-    files = random_input(seed=6, batches=4, rows=200, keys=30)
+    files = random_input(seed=6, batches=2, rows=200, keys=30)
     write_input(tmp_path / "in", files)
     backend, collected = make_backend(), Collected()
 
@@ -170,7 +146,7 @@ class Counting(Totals):
 
 def test_several_actions_compute_once(spark: SparkSession, make_backend: Backends, tmp_path: Path) -> None:
     """I18: a user's function with three actions sees the same rows each time, and the processor runs once per key."""
-    files = random_input(seed=7, batches=3, rows=100, keys=20)
+    files = random_input(seed=7, batches=2, rows=100, keys=20)
     write_input(tmp_path / "in", files)
     calls, seen = tmp_path / "calls", []
     result = make_backend().transform_with_state(
@@ -285,9 +261,9 @@ def test_keys_of_several_typed_columns(spark: SparkSession, make_backend: Backen
 
 def test_sidecar_killed_between_batches(spark: SparkSession, make_backend: Backends, tmp_path: Path) -> None:
     """The next client restarts a dead sidecar, and the stream continues by itself."""
-    files = random_input(seed=8, batches=4, rows=100, keys=20)
+    files = random_input(seed=8, batches=3, rows=100, keys=20)
     write_input(tmp_path / "in", files)
-    backend, collected, to_kill = make_backend(), Collected(), {1, 2}
+    backend, collected, to_kill = make_backend(), Collected(), {0, 1}
 
     def function(batch: DataFrame, batch_id: int) -> None:
         collected(batch, batch_id)

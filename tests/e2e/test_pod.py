@@ -42,7 +42,7 @@ from tools.servers.s3_server import S3Server
 
 pytestmark = [pytest.mark.e2e, pytest.mark.skipif(os.geteuid() != 0, reason="only root may make namespaces")]
 
-FILES = random_input(seed=61, batches=6, rows=2_000, keys=500)
+FILES = random_input(seed=61, batches=5, rows=1_000, keys=300)
 
 
 @pytest.fixture

@@ -29,7 +29,7 @@ pytestmark = pytest.mark.e2e
 
 
 def test_running_query_is_rescaled(tmp_path: Path, local_dir: Path) -> None:
-    """I2, I14: 2 -> 5 -> 1 -> 3 partitions without a stop: every key's rows are processed once, with its state."""
+    """I2, I14: 2 -> 3 -> 1 -> 2 partitions without a stop: every key's rows are processed once, with its state."""
     environment = {**os.environ, "PYTHONPATH": str(Path(__file__).parents[2]), "PYSPARK_PYTHON": sys.executable}
     command = [sys.executable, "-m", "tests.e2e.rescale_program", "--folder", str(tmp_path)]
 

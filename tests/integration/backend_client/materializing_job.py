@@ -93,12 +93,17 @@ class MaterializingJob(JobDriver):
         operator = OperatorInfo("op", self.parallelism, "{}", {})
         self.complete(refs, operators=[operator], materializations=materialized)
 
-    def batches_until(self, condition: Callable[[], Any], what: str, **options: Any) -> int:
-        """Execute batches until a condition holds; return their number."""
+    def batches_until(self, condition: Callable[[], Any], what: str, *, apart_s: float = 0.0, **options: Any) -> int:
+        """
+        Execute batches until a condition holds; return their number.
+
+        What the service does by time needs no more of them than come `apart_s` seconds apart.
+        """
         deadline = time.monotonic() + 120
         count = 0
         while not condition():
             assert time.monotonic() < deadline, f"{what} did not come about; the service's log:\n{self.sidecar.log()}"
+            time.sleep(apart_s)
             self.batch(**options)
             count += 1
         return count

@@ -352,6 +352,10 @@ def _until_error(records: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         yield from records
 
 
+HISTORIES = {"newest opening wins": "A publisher opens the slot and reads the marker"}
+"""How the histories begin that find a fault in any case; others may find it, depending on the time that calls take."""
+
+
 @pytest.mark.parametrize(
     ("fault", "promise"),
     [
@@ -388,6 +392,6 @@ def test_broken_promises_are_found(tmp_path: Path, fault: str, promise: str) -> 
     for item in kit.broken():
         assert item.history
         assert item.seen
-        if item.promise == promise:
+        if item.promise == promise and item.history.startswith(HISTORIES.get(fault, "")):
             return
     pytest.fail(f"not found: {promise}")

@@ -106,6 +106,7 @@ chaos-blocks: $(STAMP) ## Kill 20 executors between actions and between operator
 
 chaos-sinks: need-mvn $(STAMP) ## Kill at each step of publishing to Kafka, PostgreSQL, Parquet files and Delta Lake, and at random; CHAOS_ARGS, STRICT=1
 	$(PY) -m loadtest.chaos_sinks $(CHAOS_ARGS)
+	DSTL_SINK_KIT=long $(PYTEST) tests/integration/backend_client/sinks/test_sink_kit.py
 
 outages: need-mvn $(STAMP) ## Take Kafka brokers away for 130 s, and kill nine of three, while a query publishes; anything lost or doubled fails
 	DSTL_KAFKA_OUTAGE_S=130 DSTL_KAFKA_KILLS=9 $(PYTEST) tests/e2e/test_kafka_cluster.py \

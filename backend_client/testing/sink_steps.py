@@ -15,6 +15,7 @@ import sys
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from multiprocessing.connection import Connection
+from multiprocessing.context import SpawnProcess
 from types import FrameType, TracebackType
 from typing import Any, NamedTuple, Self
 
@@ -53,23 +54,24 @@ class Publishing:
 
 
 class SteppedPublishers:
-    """Processes that publish, and stop at a step; there are no others after one that did not end."""
+    """
+    Processes that publish, and stop at a step; there are no others after one that did not end.
+
+    The process that forks them starts with the first one: its imports take longer than most histories.
+    """
 
     _is_stuck = False
+    _process: SpawnProcess | None = None
 
     def __enter__(self) -> Self:
-        context = multiprocessing.get_context("spawn")
-        self._answers, other = context.Pipe()
-        self._process = context.Process(target=_serve, args=(other,))
-        self._process.start()
-        other.close()
         return self
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        self._answers.close()
-        self._process.join(_TIMEOUT_S)
+        if self._process is not None:
+            self._answers.close()
+            self._process.join(_TIMEOUT_S)
 
     def steps(self, what: Publishing) -> list[Step]:
         """Publish; return the steps, or raise `RuntimeError` with the text of the error that the publisher raised."""
@@ -92,7 +94,16 @@ class SteppedPublishers:
             os.kill(process, signal.SIGCONT)
             self._answer()
 
+    def _start(self) -> SpawnProcess:
+        context = multiprocessing.get_context("spawn")
+        self._answers, other = context.Pipe()
+        process = context.Process(target=_serve, args=(other,))
+        process.start()
+        other.close()
+        return process
+
     def _ask(self, what: Publishing, step: int | str, sent: int) -> Any:
+        self._process = self._process or self._start()
         self._answers.send((what, step, sent))
         return self._answer()
 

@@ -23,7 +23,7 @@ from backend_client.service.job_session import JobSession
 from tests.e2e.support import INPUT, OUTPUT, Totals
 from tests.support.kafka_reader import committed_offsets
 from tests.waiting import wait_until
-from tools.spark_session import start_session
+from tools.spark_session import FORKED_WORKERS, start_session
 
 PARTITIONS = 2
 GROUP = "lag"
@@ -40,6 +40,7 @@ def main() -> None:
     parser.add_argument("--fork", type=Path, help="rows for a fork of the job")
     options = parser.parse_args()
     settings = {
+        **FORKED_WORKERS,
         "jars": options.jars,
         "driver.memory": "1g",
         "driver.extraJavaOptions": "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC",  # it lives for seconds
@@ -92,7 +93,7 @@ def run(
         .option("kafka.bootstrap.servers", options.servers)
         .option("subscribe", "in")
         .option("startingOffsets", "earliest")
-        .option("maxOffsetsPerTrigger", 100)
+        .option("maxOffsetsPerTrigger", 80)
         .load()
         .select(F.from_json(F.col("value").cast("string"), INPUT).alias("row"))
         .select("row.*")

@@ -105,7 +105,7 @@ def test_batches_wait_while_the_sink_is_away_and_go_on_when_it_is_back(
     """No more than the allowed checkpoints are unpublished; the query needs no restart."""
     sink = SqliteSink(str(tmp_path / "out.db"))
     down = tmp_path / "out.db.down"
-    write_input(tmp_path / "in", FILES)
+    write_input(tmp_path / "in", FILES[:3])
     backend = make_backend()
     result = totals(backend, read_input(spark, tmp_path / "in"))
     down.touch()
@@ -117,7 +117,7 @@ def test_batches_wait_while_the_sink_is_away_and_go_on_when_it_is_back(
         assert not sink.records()
         down.unlink()
         query.processAllAvailable()
-        assert published(sink) == expected(4)
+        assert published(sink) == expected(3)
     finally:
         query.stop()
 
@@ -128,7 +128,7 @@ def test_a_query_can_be_stopped_while_its_sink_is_away(
     """`stop` says what is left, Spark's own handle does not wait for the sink; the next start publishes it."""
     sink = SqliteSink(str(tmp_path / "out.db"))
     down = tmp_path / "out.db.down"
-    write_input(tmp_path / "in", FILES)
+    write_input(tmp_path / "in", FILES[:2])
     backend = make_backend()
     result = totals(backend, read_input(spark, tmp_path / "in"))
     down.touch()
@@ -142,8 +142,8 @@ def test_a_query_can_be_stopped_while_its_sink_is_away(
         query.stop()
     assert not query.isActive
     down.unlink()
-    run(sink, 4)
-    assert published(sink) == expected(4)
+    run(sink, 2)
+    assert published(sink) == expected(2)
 
 
 def test_a_publish_without_an_end_leaves_its_cores_to_the_next_start(
@@ -257,7 +257,7 @@ def test_one_slot_keeps_the_order_of_rows_that_move(
     Nor does it after a subquery, of which Spark makes a join.
     """
     sink = SqliteSink(str(tmp_path / "out.db"))
-    write_input(tmp_path / "in", FILES)
+    write_input(tmp_path / "in", FILES[:2])
     result = totals(make_backend(), read_input(spark, tmp_path / "in"))
     if moves == "repartition":
         result = result.repartition(4)
@@ -271,7 +271,7 @@ def test_one_slot_keeps_the_order_of_rows_that_move(
         query.stop()
     with sqlite3.connect(sink.path) as connection:
         assert connection.execute("select distinct slot from records").fetchall() == [(0,)]
-    assert published(sink) == expected(4)
+    assert published(sink) == expected(2)
 
 
 def test_a_sink_is_not_left_with_unpublished_output_unnoticed(
@@ -424,7 +424,7 @@ def test_guarantees_that_cannot_be_kept_are_refused(
 
 def test_spark_options_of_kafka(spark: SparkSession, make_backend: Backends, tmp_path: Path) -> None:
     """A query with Spark's Kafka sink needs nothing but the guarantee, and a package less."""
-    write_input(tmp_path / "in", FILES)
+    write_input(tmp_path / "in", FILES[:2])
     with KafkaBroker(partitions=1) as broker:
         result = totals(make_backend(), read_input(spark, tmp_path / "in"))
         record = F.to_json(F.struct("k", "n", "s")).alias("value")
@@ -434,7 +434,7 @@ def test_spark_options_of_kafka(spark: SparkSession, make_backend: Backends, tmp
         writer.trigger(availableNow=True).start().awaitTermination()
         seen = [json.loads(value) for value in committed_values(broker.servers, "out")]
 
-    assert sorted(((row.get("k"), row["n"], row["s"]) for row in seen), key=repr) == expected(4)
+    assert sorted(((row.get("k"), row["n"], row["s"]) for row in seen), key=repr) == expected(2)
 
 
 def set_back(tmp_path: Path, kind: str, target: str) -> None:

@@ -57,20 +57,20 @@ def test_job_from_topic_to_topic_is_killed_and_goes_on(tmp_path: Path, local_dir
 
     The offsets of the consumer group are always those of a checkpoint: of the last one whose driver lived long enough.
     """
-    *files, later = random_input(seed=70, batches=3, rows=240, keys=20)
+    *files, later = random_input(seed=70, batches=3, rows=120, keys=20)
     (tmp_path / "later.json").write_text(json.dumps(later), encoding="utf-8")
     fork = ["--fork", str(tmp_path / "later.json")]
     with KafkaBroker() as broker:
         assert run_program(broker, tmp_path, local_dir, files[0], "--die-in-batch", "1") == -signal.SIGKILL
         lagging = committed_offsets(broker.servers, GROUP)
         assert lagging == offsets_of_newest_checkpoint(tmp_path)
-        assert 0 < sum(lagging.values()) < 240  # it lags
+        assert 0 < sum(lagging.values()) < 120  # it lags
         ended = run_program(broker, tmp_path, local_dir, files[1], *fork)
         if ended == 1 and version("pyspark").startswith("4.1."):  # its Kafka source fails after a batch it repeats
             ended = run_program(broker, tmp_path, local_dir, [], *fork)
         assert ended == 0
         assert committed_offsets(broker.servers, GROUP) == offsets_of_newest_checkpoint(tmp_path)
-        assert sum(committed_offsets(broker.servers, GROUP).values()) == 480
+        assert sum(committed_offsets(broker.servers, GROUP).values()) == 240
         found = [committed_values(broker.servers, "forked", partition=number) for number in range(PARTITIONS)]
         published = [json.loads(value) for values in found for value in values]
 

@@ -24,7 +24,7 @@ def test_pipeline_is_killed_and_agrees_with_its_database(tmp_path: Path) -> None
     """I14: what is published is what the database has, each record once, and dirty records are dead letters once."""
     command = [sys.executable, "-m", "tools.servers.beside", sys.executable, "-m", "examples.merchant_orders.demo"]
     done = subprocess.run(
-        [*command, "--reports", str(tmp_path), "--timeout-s", "480"],
+        [*command, "--reports", str(tmp_path), "--timeout-s", "480", "--orders", "200"],
         cwd=ROOT,
         env={**os.environ, "SHORT": "1"},
         capture_output=True,

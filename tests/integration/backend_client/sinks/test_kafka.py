@@ -320,22 +320,23 @@ def test_too_large_record_is_published_once_the_topic_allows_it(
     assert sorted(len(value) for _, value in committed(broker, slot.job)) == [2, 2_000_000]
 
 
-def test_broker_that_is_away(slot: Slot) -> None:
+def test_broker_that_is_away(broker: KafkaBroker, slot: Slot) -> None:
     """While it is away the error says so; when it is back, publishing goes on and nothing is doubled."""
-    with KafkaBroker(partitions=1) as own:
-        sink = KafkaSink(own.servers, slot.job, {"socket.timeout.ms": 2000, "transaction.timeout.ms": 4000})
-        sink.check(COLUMNS, [Slot(slot.job, "uid", "out", 0), slot])
-        publish(sink, slot, 0, "a1")
-        publisher: SlotPublisher = sink.open(slot)
-        own.stop()
+    sink = KafkaSink(broker.servers, slot.job, {"socket.timeout.ms": 2000, "transaction.timeout.ms": 4000})
+    sink.check(COLUMNS, [Slot(slot.job, "uid", "out", 0), slot])
+    publish(sink, slot, 0, "a1")
+    publisher: SlotPublisher = sink.open(slot)
+    broker.stop()
+    try:
         with pytest.raises(UnavailableError, match="check"):
             publisher.publish([batch("a2")], marker(1))
         publisher.close()
-        own.start()
-        assert last(sink, slot) in (marker(0), marker(1))
-        if last(sink, slot) == marker(0):
-            publish(sink, slot, 1, "a2")
-        assert committed(own, slot.job) == [("a", "a1"), ("a", "a2")]
+    finally:
+        broker.start()
+    assert last(sink, slot) in (marker(0), marker(1))
+    if last(sink, slot) == marker(0):
+        publish(sink, slot, 1, "a2")
+    assert committed(broker, slot.job) == [("a", "a1"), ("a", "a2")]
 
 
 @pytest.mark.parametrize(

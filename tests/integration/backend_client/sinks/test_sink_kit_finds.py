@@ -177,19 +177,20 @@ class _FaultyPublisher(SlotPublisher):
 )
 def test_faults_are_found(tmp_path: Path, fault: str, promise: str) -> None:
     """The kit says which promise a sink breaks."""
-    assert promise in {item.promise for item in broken_by(tmp_path, fault)}
+    assert any(item.promise == promise for item in broken_by(tmp_path, fault))
 
 
 def test_silence_of_a_busy_system_breaks_no_promise(tmp_path: Path) -> None:
     """A publisher that is fenced, and gets no answer at first, is asked again."""
-    assert broken_by(tmp_path, "is silent once") == []
+    assert list(broken_by(tmp_path, "is silent once")) == []
 
 
-def broken_by(folder: Path, fault: str) -> list[sink_kit.BrokenPromise]:
-    """Run the kit for a sink with a fault."""
+def broken_by(folder: Path, fault: str) -> Iterator[sink_kit.BrokenPromise]:
+    """Run the kit for a sink with a fault, until no more is read."""
     sink = SqliteSink(str(folder / "out.db"))
 
     def read() -> list[int]:
-        return [row["n"] for row in sink.records()]
+        with closing(sqlite3.connect(sink.path, timeout=30)) as connection:
+            return [n for (n,) in connection.execute("select record ->> 'n' from records order by number")]
 
-    return SinkKit(Faulty(sink, fault), NUMBERS, numbers, read).run()
+    return SinkKit(Faulty(sink, fault), NUMBERS, numbers, read).broken()

@@ -7,7 +7,6 @@ used for any number of calls.
 
 from __future__ import annotations
 
-import uuid
 from collections.abc import Callable, Iterator
 from contextlib import closing, suppress
 from dataclasses import dataclass, replace
@@ -38,6 +37,7 @@ from backend_client.testing.sink_slots import (
     checked_within_its_records,
     names_that_are_nearly_equal,
     names_that_begin_alike,
+    other_slots,
     records_in_no_order,
     slots_at_the_same_time,
     slots_opened_at_the_same_time,
@@ -84,7 +84,7 @@ class SinkKit(SinkUnderTest):
             _plain,
             _rewound,
             _ids_that_come_again,
-            _other_slots,
+            other_slots,
             names_that_begin_alike,
             names_that_are_nearly_equal,
             _slots_side_by_side,
@@ -157,19 +157,6 @@ def _ids_that_come_again(history: History) -> None:
     older.close()
     history.expect(MARKER, history.marker(5, branch=9), history.last())
     history.expect_records(0, 2)
-
-
-def _other_slots(history: History) -> None:
-    """Another slot, another sink of the job, and another job's sink of this name, have published nothing."""
-    history.publish(history.marker(0), [0])
-    own = history.slots[0]
-    others = (replace(own, sink=f"{own.sink}-other"), replace(own, job_uid=uuid.uuid4().hex))
-    for other in others:
-        history.kit.sink.check(history.kit.columns, [other])
-    for other in (*others, history.slots[2]):
-        publisher = history.kit.sink.open(other)
-        history.expect(MARKER, None, publisher.last_published())
-        publisher.close()
 
 
 def _slots_side_by_side(history: History) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import uuid
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 
@@ -10,6 +11,19 @@ import pyarrow as pa
 from backend_client.sinks.protocol import Marker, Slot
 from backend_client.testing.sink_history import APART, CHECK, MARKER, ONCE, ORDER, History
 from storage.validation import NAME_CHARS_MAX
+
+
+def other_slots(history: History) -> None:
+    """Another slot, another sink of the job, and another job's sink of this name, have published nothing."""
+    history.publish(history.marker(0), [0])
+    own = history.slots[0]
+    others = (replace(own, sink=f"{own.sink}-other"), replace(own, job_uid=uuid.uuid4().hex))
+    for other in others:
+        history.kit.sink.check(history.kit.columns, [other])
+    for other in (*others, history.slots[2]):
+        publisher = history.kit.sink.open(other)
+        history.expect(MARKER, None, publisher.last_published())
+        publisher.close()
 
 
 def names_that_begin_alike(history: History) -> None:

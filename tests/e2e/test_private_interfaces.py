@@ -136,7 +136,7 @@ def test_tasks_that_wait_for_others_keep_their_places(spark: SparkSession) -> No
     """Nothing is changed for a stage in which a task waits for another executor than those that are lost."""
     places = [[located.executor_location(executor, "gone")] for executor in "78"]
     address = socket.getfqdn(spark.conf.get("spark.driver.host") or "")
-    numbered = own_session(spark).range(3).select(F.col("id").cast("int").alias("p")).repartitionById(3, "p")
+    numbered = own_session(spark).range(0, 3, 1, 1).select(F.col("id").cast("int").alias("p")).repartitionById(3, "p")
     places.append([located.executor_location("driver", address)])
     done: list[int] = []
     thread = InheritableThread(target=lambda: done.append(len(located.located(numbered, places).collect())))
@@ -145,7 +145,7 @@ def test_tasks_that_wait_for_others_keep_their_places(spark: SparkSession) -> No
 
     def two_wait() -> bool:
         stages = [tracker.getStageInfo(stage) for stage in tracker.getActiveStageIds()]
-        return any(stage is not None and stage.numCompletedTasks == 1 for stage in stages)
+        return any(stage is not None and (stage.numTasks, stage.numCompletedTasks) == (3, 1) for stage in stages)
 
     wait_until(two_wait, what="the task that waits for nobody")
     assert located.end_waits(spark, ["7"]) == 0

@@ -20,12 +20,13 @@ import tempfile
 from collections.abc import Iterable, Mapping, Sequence
 from contextlib import ExitStack, closing, suppress
 from dataclasses import dataclass, field
-from typing import Any, NamedTuple
+from typing import Any
 
 import pyarrow as pa
 import pyarrow.parquet as pq
 
 from backend_client.sinks.option_values import check_text
+from backend_client.sinks.parquet_entries import HIDDEN, LOOKS, Entries, Published
 from backend_client.sinks.parquet_files import MARKER, Written, same_names, temporary, write, written_records
 from backend_client.sinks.protocol import Marker, Sink, Slot, SlotPublisher
 from storage.clock import SystemClock
@@ -43,12 +44,7 @@ from storage.object_store import PROBE_FOLDER, ObjectStore
 from storage.open import open_store
 
 _SUFFIX = ".parquet"
-_HIDDEN = "_dstl"
-"""Readers skip names that begin with an underscore."""
-_PROBES = f"{_HIDDEN}/{PROBE_FOLDER}"
-_LOOKS = 10
-_KEPT_ENTRIES = 16
-"""Old entries are deleted in groups of this size: one request per entry would slow every publish down."""
+_PROBES = f"{HIDDEN}/{PROBE_FOLDER}"
 _LEFT_MS = 24 * 60 * 60 * 1000
 """Unfinished files that are older, by this host's clock, are of processes that were killed."""
 _TAIL_BYTES = 64 << 10
@@ -106,101 +102,13 @@ class ParquetSink(Sink):
             raise
 
 
-class _Published(NamedTuple):
-    """The number of a slot's newest file, and the marker of what is published: the content of an entry."""
-
-    number: int
-    marker: Marker
-
-    def after(self, entry: _Published | None) -> _Published:
-        """
-        Return the published state if this is that of a file, and the entry is of before it.
-
-        That may have a later marker: between both was no output, or it was given up, and the file came late.
-        """
-        if entry is None:
-            return self
-        of_file, of_entry = self.marker.checkpoint, entry.marker.checkpoint
-        is_late = of_entry.branch == of_file.branch and of_entry.id > of_file.id
-        return self._replace(marker=entry.marker) if is_late else self
-
-    def to_bytes(self) -> bytes:
-        return f"{self.number} {self.marker.to_text()}".encode("ascii")
-
-    @classmethod
-    def parse(cls, data: bytes) -> _Published:
-        """Read the result of `to_bytes`; ValueError for anything else."""
-        number, _, marker = data.decode("ascii").partition(" ")
-        return cls(int(number), Marker.parse(marker))
-
-
-class _Entries:
-    """
-    The entries of a slot, of which the newest counts.
-
-    Older ones are deleted. A late put in such a freed place changes nothing, as a newer entry is there.
-    """
-
-    def __init__(self, store: ObjectStore, name: str) -> None:
-        self._store = store
-        self._prefix = f"{_HIDDEN}/{name}-"
-        self._newest = -1
-        self._oldest = 0
-
-    def read(self) -> _Published | None:
-        """
-        Return the newest entry, None if there is none that can be read.
-
-        Raises:
-            UnavailableError: Others add entries faster than they can be read.
-        """
-        for _ in range(_LOOKS):
-            texts = (info.key.removeprefix(self._prefix) for info in self._store.list(self._prefix))
-            numbers = sorted(int(text) for text in texts if text.isdecimal())
-            if not numbers:
-                return None
-            self._newest = numbers[-1]
-            try:
-                data = self._store.get(self._key(self._newest))
-            except NotFoundError:
-                continue  # a newer one has replaced it; files that it tells of may be gone, so they tell too little
-            self._delete(numbers[:-1])
-            self._oldest = self._newest
-            with suppress(ValueError):
-                return _Published.parse(data)
-            return None
-        raise self.restless()
-
-    def add(self, published: _Published) -> None:
-        """Put the next entry; ConflictError if another publisher has put one."""
-        self._store.put(self._key(self._newest + 1), published.to_bytes(), if_absent=True)
-        self._newest += 1
-        if self._newest % _KEPT_ENTRIES == 0:
-            # Each one once: a bucket with versions keeps a marker of each deletion, also of what is gone.
-            self._delete(range(self._oldest, self._newest))
-            self._oldest = self._newest
-
-    def restless(self) -> UnavailableError:
-        """Return the error if others add entries all the time."""
-        return UnavailableError(f"the entries {self._prefix}* change too fast to be read: other publishers run")
-
-    def _key(self, number: int) -> str:
-        return f"{self._prefix}{number:012d}"
-
-    def _delete(self, numbers: Sequence[int]) -> None:
-        """Delete entries; if that fails, the next publisher that opens the slot repeats it."""
-        keys = [self._key(number) for number in numbers]
-        with suppress(DstlError):
-            self._store.delete(keys) if keys else None
-
-
 class _ParquetPublisher(SlotPublisher):
     def __init__(self, store: ObjectStore, slot: Slot, compression: str) -> None:
         self._store = store
         self._slot = slot
         self._compression = compression
         name = f"{slot.sink}-{slot.job_uid}-{slot.number:05d}"
-        self._prefix, self._entries = f"{name}-", _Entries(store, name)
+        self._prefix, self._entries = f"{name}-", Entries(store, name)
         self._last = self._newest()
         self._is_overtaken = False
 
@@ -229,12 +137,12 @@ class _ParquetPublisher(SlotPublisher):
                 raise self._fenced() from error
         # Of the next checkpoint all publishers know the same; so where this one put the file, none was further.
         is_newest = self._last is None or self._is_next(marker)
-        kept = self._keep(_Published(number, marker), is_newest=is_newest)
+        kept = self._keep(Published(number, marker), is_newest=is_newest)
         if kept.number == number and kept.marker != marker:
             raise self._fenced()
         # Another one has gone on from the file; its newest entry would not keep this one from going on, too.
         self._is_overtaken = kept.number > number
-        self._last = _Published(number, marker)
+        self._last = Published(number, marker)
         return written.rows
 
     def close(self) -> None:
@@ -254,7 +162,7 @@ class _ParquetPublisher(SlotPublisher):
         A file whose entry is not there yet has a greater number, and counts whatever this entry says.
         """
         assert self._last is not None
-        published = _Published(self._last.number, marker)
+        published = Published(self._last.number, marker)
         try:
             self._entries.add(published)
         except ConflictError as error:
@@ -275,7 +183,7 @@ class _ParquetPublisher(SlotPublisher):
     def _key(self, number: int) -> str:
         return f"{self._prefix}{number:012d}{_SUFFIX}"
 
-    def _newest(self) -> _Published | None:
+    def _newest(self) -> Published | None:
         """Return the published state: that of the newest entry, or of a file that was put after it."""
         entry = self._entries.read()
         newest = self._listed() if entry is None else entry.number
@@ -285,10 +193,10 @@ class _ParquetPublisher(SlotPublisher):
             return entry
         if newest < 0:
             return None
-        published = _Published(newest, _marker(self._store, self._key(newest))).after(entry)
+        published = Published(newest, _marker(self._store, self._key(newest))).after(entry)
         return self._keep(published)
 
-    def _keep(self, published: _Published, *, is_newest: bool = False) -> _Published:
+    def _keep(self, published: Published, *, is_newest: bool = False) -> Published:
         """
         Put an entry that tells of a file, unless another publisher's does; return what the newest one tells.
 
@@ -301,7 +209,7 @@ class _ParquetPublisher(SlotPublisher):
             UnavailableError: It cannot be put. The file is published; the next publisher that opens the slot repeats
                 this. Without an entry, the output would be published again once the file is deleted.
         """
-        for _ in range(_LOOKS):
+        for _ in range(LOOKS):
             with suppress(ConflictError):
                 self._entries.add(published)
                 if is_newest:

@@ -8,7 +8,7 @@ published that Spark's constraint forbids, or one would wait for ever that it al
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from contextlib import suppress
 
 import pyarrow as pa
@@ -43,7 +43,7 @@ _WORDS = re.compile(r"(?:true|and|or|not|[\s()])*", re.IGNORECASE)
 def foreign_constraints(table: DeltaTable, columns: pa.Schema) -> list[str]:
     """Return the constraints of a table, as text, that the library may take for others than Spark does."""
     types = {column.name: column.type for column in columns}
-    return [text for text in _constraints(table) if not _is_plain(text, types)]
+    return [text for text in texts_of_constraints(table) if not _is_plain(text, types)]
 
 
 def check_lengths(table: DeltaTable, path: str, batch: pa.RecordBatch) -> None:
@@ -65,13 +65,16 @@ def check_lengths(table: DeltaTable, path: str, batch: pa.RecordBatch) -> None:
             )
 
 
-def _constraints(table: DeltaTable) -> Iterator[str]:
-    for name, text in table.metadata().configuration.items():
-        if name.startswith(_OF_TABLE) and text is not None:
-            yield text
-    for column in table.schema().fields:
-        if (found := column.metadata.get(_OF_COLUMN)) is not None:
-            yield _expression(str(found))
+def constraints_of(table: DeltaTable) -> list[str]:
+    """Return the constraints that are properties of a table, as text."""
+    properties = table.metadata().configuration.items()
+    return [text for name, text in properties if name.startswith(_OF_TABLE) and text is not None]
+
+
+def texts_of_constraints(table: DeltaTable) -> list[str]:
+    """Return all constraints of a table, as text; those of columns, too."""
+    found = [column.metadata.get(_OF_COLUMN) for column in table.schema().fields]
+    return [*constraints_of(table), *(_expression(str(text)) for text in found if text is not None)]
 
 
 def _expression(invariant: str) -> str:

@@ -41,6 +41,7 @@ from backend_client.sinks.delta.markers import check_retention, stored_marker, t
 from backend_client.sinks.delta.spool import rows_per_group, spool
 from backend_client.sinks.delta.statistics import check_values, statistics_of, without_floats
 from backend_client.sinks.delta.storage_options import encryption_of, endpoint_of, told
+from backend_client.sinks.delta.trial import check_rows
 from backend_client.sinks.protocol import Marker, Sink, Slot, SlotPublisher
 from storage.errors import DstlError, FencedError, InvalidInputError, UnavailableError
 from storage.open import open_store
@@ -197,7 +198,7 @@ class _DeltaPublisher(SlotPublisher):
     def __init__(self, sink: DeltaSink, slot: Slot) -> None:
         self._sink = sink
         self._slot = slot
-        self._table, self._opened_s = sink.table(), time.time()
+        self._table, self._opened_s = sink.table(), _clocks()
         self._table_id = self._table.metadata().id
         check_retention(self._table, sink.path)
         self._last = stored_marker(self._table, slot)
@@ -216,12 +217,15 @@ class _DeltaPublisher(SlotPublisher):
             rows, size_bytes = spool(file, self._conformed(records, schema), schema)
             try:
                 with told(self._sink.path, self._sink.storage_options):
-                    if time.time() - self._opened_s > _LOOKED_AGAIN_AFTER_S:
+                    passed_s = max(now_s - then_s for now_s, then_s in zip(_clocks(), self._opened_s, strict=True))
+                    if passed_s > _LOOKED_AGAIN_AFTER_S:
                         self._check_same(self._sink.table())
+                    check_rows(self._table, file, size_bytes)
                     self._commit(file if rows else None, marker, rows_per_group(rows, size_bytes))
                     newest = self._check_committed(marker)
                     if self._sink.is_local:
                         flush_newest(newest, self._sink.folder, self._slot)
+                    self._table, self._opened_s = newest, _clocks()
             except UnavailableError as error:
                 if isinstance(error.__cause__, DeltaError):
                     self._check_not_overtaken()
@@ -302,6 +306,11 @@ class _DeltaPublisher(SlotPublisher):
 
     def _fenced(self) -> FencedError:
         return FencedError(f"slot {self._slot.number} of sink {self._slot.sink!r} was published by another publisher")
+
+
+def _clocks() -> tuple[float, float]:
+    """Return the seconds of two clocks: one may be set back, the other one stands still while a host is suspended."""
+    return time.time(), time.monotonic()
 
 
 def _names_a_folder(path: str) -> bool:

@@ -17,6 +17,7 @@ from dataclasses import replace
 from datetime import date
 from decimal import Decimal
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 from urllib.parse import unquote
 
@@ -625,6 +626,36 @@ def test_a_table_that_is_made_anew_is_another_one(
 
 
 @on_disk
+@pytest.mark.parametrize("passed_s", [(-3600.0, 20.0), (20.0, 0.0)])
+def test_a_clock_that_is_set_back_hides_no_pause(
+    sink: DeltaSink, monkeypatch: pytest.MonkeyPatch, passed_s: tuple[float, float]
+) -> None:
+    """Nor does one that stands still while its host is suspended: a table that was made anew gets nothing."""
+    now_s = [1_000_000.0, 500.0]
+    clocks = SimpleNamespace(time=lambda: now_s[0], monotonic=lambda: now_s[1])
+    monkeypatch.setattr("backend_client.sinks.delta.sink.time", clocks)
+    publish(sink, 0, 1)
+    older = sink.open(SLOT)
+    shutil.rmtree(sink.location)
+    sink.check(COLUMNS, [SLOT])
+    for value in (7, 8, 9):
+        write_deltalake(sink.location, pa.table(batch(value)), mode="append")
+    now_s[:] = (now + passed for now, passed in zip(now_s, passed_s, strict=True))
+    with pytest.raises(UnavailableError, match="was deleted and created again"):
+        older.publish([batch(2)], marker(1))
+    assert (last(sink), seen(sink)) == (None, [7, 8, 9])
+
+
+def test_a_publisher_publishes_without_records_and_goes_on(sink: DeltaSink) -> None:
+    """The library's table does not learn of an empty commit, which then looks like one of another publisher."""
+    sink.check(COLUMNS, [SLOT])
+    publisher = sink.open(SLOT)
+    for number, values in enumerate([[1], [], [], [2]]):
+        publisher.publish([batch(*values)] if values else [], marker(number))
+    assert (last(sink), seen(sink)) == (marker(3), [1, 2])
+
+
+@on_disk
 @pytest.mark.parametrize("end", ["\u2028", "\u2029", "\x85", "\r\n"])
 def test_text_with_ends_of_lines(sink: DeltaSink, end: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """A commit has such text as it is, in its statistics; the sink's own look at it takes none for a line's end."""
@@ -769,6 +800,30 @@ def test_texts_are_not_longer_than_a_column_allows(tmp_path: Path) -> None:
     with pytest.raises(UnavailableError, match=r"column k .* is varchar\(3\), .* has a text of 4 characters"):
         made.open(SLOT).publish([pa.record_batch([["x"], ["four"]], schema=columns)], marker(1))
     assert made.table().to_pyarrow_table()["k"].to_pylist() == ["äöü", None]
+
+
+@on_disk
+@pytest.mark.parametrize("how", ["constraint", "not null"])
+def test_refused_rows_leave_no_files(sink: DeltaSink, how: str) -> None:
+    """Each try would add files of the rows before them, for as long as the cause lasts."""
+    of_v = COLUMNS.field("v").with_nullable(how == "constraint")
+    shutil.rmtree(sink.location)
+    small = {"delta.targetFileSize": "1000000"}
+    table = DeltaTable.create(sink.location, pa.schema([COLUMNS.field("k"), of_v]), configuration=small)
+    if how == "constraint":
+        table.alter.add_constraint({"few": "v < 20"})
+    many = [
+        pa.record_batch({"k": [os.urandom(500).hex() for _ in range(1000)], "v": [value] * 1000}, schema=COLUMNS)
+        for value in [*range(20), None if how == "not null" else 20]
+    ]
+    for _ in range(2):
+        publisher = sink.open(SLOT)
+        with pytest.raises(UnavailableError, match="1000 rows failed validation"):
+            publisher.publish(many, marker(0))
+    assert list(Path(sink.location).glob("**/*.parquet*")) == []
+    publisher = sink.open(SLOT)
+    assert publisher.publish(many[:-1], marker(0)) == 20_000
+    assert sorted(seen(sink)) == [value for value in range(20) for _ in range(1000)]
 
 
 @on_disk

@@ -282,7 +282,7 @@ def test_a_publisher_from_whose_file_others_went_on_is_fenced(sink: ParquetSink,
 
 
 def test_an_entry_that_is_replaced_while_it_is_looked_for(sink: ParquetSink, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Its successor counts. The files alone tell too little if some were deleted, and would be published again."""
+    """Its successor counts. Without it, a slot whose files were deleted would be published again."""
     for number in range(3):
         publish(sink, number, number)
 
@@ -290,7 +290,7 @@ def test_an_entry_that_is_replaced_while_it_is_looked_for(sink: ParquetSink, mon
         monkeypatch.setattr(parquet, "open_store", open_store)
         publish(sink, 3, 3)
         publish(sink, 4)
-        open_store(sink.path).delete(names(sink)[1:])
+        open_store(sink.path).delete(names(sink))
 
     slow = CountingStore(open_store(sink.path))
     slow.before["get"] = others
@@ -459,6 +459,32 @@ def test_entries_are_deleted_once(sink: ParquetSink, monkeypatch: pytest.MonkeyP
     publisher.close()
     assert {*deleted.values()} == {1}
     assert len(deleted) + len(entries(open_store(sink.path))) == 40
+
+
+def test_entries_that_cannot_be_deleted_are_told(
+    sink: ParquetSink, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """A right to delete that is taken away stops no publish, but the folder would grow without a word."""
+    kind = type(open_store(sink.path))
+    with monkeypatch.context() as changes:
+
+        def refused(store: ObjectStore, keys: Iterable[str]) -> None:
+            raise UnavailableError(f"cannot delete {next(iter(keys))}: access denied")
+
+        changes.setattr(kind, "delete", refused)
+        publisher = sink.open(SLOT)
+        for number in range(40):
+            publisher.publish([batch(number)], marker(number))
+        publisher.close()
+        assert [record.levelname for record in caplog.records] == ["WARNING"]
+        assert f"16 old entries {ENTRIES}* in {open_store(sink.path).url} are not deleted" in caplog.text
+        assert "access denied" in caplog.text
+        publish(sink, 40, 40)
+        assert [record.getMessage()[:15] for record in caplog.records[1:]] == ["39 old entries "]
+    caplog.clear()
+    publish(sink, 41, 41)
+    assert (caplog.records, seen(sink)) == ([], [*range(42)])
+    assert len(entries(open_store(sink.path))) == 2
 
 
 def test_an_empty_publish_is_fenced(sink: ParquetSink) -> None:
@@ -739,9 +765,10 @@ def test_a_later_job_of_the_name_begins_anew(sink: ParquetSink) -> None:
 
 
 def test_entries_that_change_all_the_time_count_as_no_answer(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Taken for none, they would set the marker back to the newest file that is left."""
+    """Taken for none, a slot whose files were deleted would be published again."""
     sink = ParquetSink(tmp_path.as_uri())
     publish(sink, 0, 1)
+    open_store(sink.path).delete(names(sink))
 
     class Changing(CountingStore):
         def get(self, key: str) -> bytes:

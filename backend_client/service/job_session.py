@@ -174,15 +174,15 @@ class JobSession:
         answer = client.post(f"/v1/jobs/{settings.job}/epochs", asdict(request))
         return cls(client, settings, OpenedJob(**_with_latest(answer)))
 
-    def check_owned(self) -> None:
+    def check_owned(self, patience_s: float | None = 0.0) -> None:
         """
-        Ask the store whether the job is still this driver's; any thread may.
+        Ask the store whether the job is still this driver's; any thread may. The patience is as in `connect`.
 
         Raises:
             FencedError: Another driver took the job over, or it was rewound.
             UnavailableError: There is no answer.
         """
-        with closing(connect(self._settings, 0.0)) as client:
+        with closing(connect(self._settings, patience_s)) as client:
             known = self.find(client, self._settings)
         if known is not None and known.epoch > self.epoch:
             raise FencedError.taken_over(self._settings.job, self.epoch, known.epoch)

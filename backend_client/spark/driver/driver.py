@@ -120,7 +120,7 @@ class BatchRunner:
         next_id, given_up = log.next_id(), log.given_up()
         ids = BatchIds(given_up, next_id + given_up)
         self.output: Output = output.open(query.settings, session, shipments, place_slots, ids)
-        self._closings = Closings(self._times, log, next_id, is_seen_early=self.output.is_seen_early)
+        self._closings = Closings(self._times, log, is_seen_early=self.output.is_seen_early)
         check_names([*start.infos, *self.output.operators, *start.removed])
 
     @classmethod
@@ -239,6 +239,8 @@ class BatchRunner:
         try:
             frame, receipts = self._passes.first(frame, work)
             closed_ms, seen_ms = self._closings.closed_ms(batch_id, session.base, context.time, session.epoch)
+            if self._closings.needs_owner:
+                session.check_owned(None)
             closing = second_pass(context.time, seen_ms, receipts)
             if closing is not None:
                 more, others = self._passes.second(work, closing)

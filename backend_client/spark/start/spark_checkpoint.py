@@ -28,11 +28,12 @@ _GIVEN_UP = "dstl-given-up"
 """Folder with an empty file ``<number>_<batches>_<uid>`` for each time that the folder was set back or made for a fork,
 from 0 on."""
 _CLOSED = "dstl-closings"
-"""Folder with a file ``<batch>_<uid of its base>`` of a batch whose output may be seen without its checkpoint: the
-watermark at which it was closed, and, where the query has one watermark, its delay and the epoch of the driver. (A file
+"""Folder with a file ``<batch>_<driver's epoch>_<uid of its base>`` of a batch whose output may be seen without its
+checkpoint: the watermark at which it was closed, and, where the query has one, the delay of later batches. (A file
 ``dstl-closed`` was its precursor.)"""
 _CLOSED_BY = "dstl-closed-by"
 """File of former versions, with the delay of the only watermark."""
+_NOTE = re.compile(r"[0-9]+_[0-9]+_.*")
 _FORK = "dstl-fork"
 """File with the origin of the fork for which the folder was made."""
 _ENTRY = re.compile(r"([0-9]+)(\.compact)?")
@@ -47,7 +48,6 @@ class CheckpointLog:
         self._spark = spark
         self._path, self._files = hadoop_folder(spark, location)
         self._query_id: str | None = None
-        self._notes: set[str] | None = None
 
     def query_id(self) -> str | None:
         """Return the id of the folder's query, which never changes, or None for a new folder."""
@@ -99,7 +99,7 @@ class CheckpointLog:
         Set the query back to the point after a batch: Spark plans the next batch again, with new offsets.
 
         Runs once per `uid`: a repeated call does nothing, so that a batch planned since then keeps its offsets. An
-        interrupted call starts over from its beginning.
+        interrupted call starts over from its beginning. One that was suspended ends when another has completed.
 
         Args:
             batch_id: The batch.
@@ -109,13 +109,18 @@ class CheckpointLog:
                 batch's watermark if Spark's commit entry is gone.
             newest: The last batch that the state had before. A folder that is an older copy, or lost its last entries,
                 knows less, but sinks have that batch's output.
+
+        Raises:
+            ConflictError: Another driver has set the query back meanwhile, and plans batches with the same numbers.
         """
-        if self._read(_SET_BACK) == uid:
+        before = self._read(_SET_BACK)
+        if before == uid:
             return
         self._note_given_up(batch_id, uid, newest)
         for folder in ("commits", "offsets"):
             later = [number for number in self._numbers(folder) if number > batch_id]
             for number in sorted(later, reverse=True):
+                self._check_set_back(before)
                 self._files.delete(self._at(f"{folder}/{number}"), False)
         watermark_ms = BatchTime.read(offsets, None).watermark_ms if closed_ms is None else closed_ms
         entries = {"commits": f'v1\n{{"nextBatchWatermarkMs":{watermark_ms}}}', "offsets": offsets}
@@ -125,8 +130,17 @@ class CheckpointLog:
         for number in range(max(0, batch_id - 1), batch_id + 1):
             for folder, text in entries.items():
                 if is_other or not self._read(f"{folder}/{number}"):  # an earlier call may have died after creating it
+                    self._check_set_back(before)
                     self._write(f"{folder}/{number}", text)
+        self._check_set_back(before)
         self._write(_SET_BACK, uid)
+
+    def _check_set_back(self, before: str | None) -> None:
+        if self._read(_SET_BACK) != before:
+            raise ConflictError(
+                f"another driver has set the Spark checkpoint {self.location} back while this one did: start the query "
+                "again if no other one runs"
+            )
 
     def note_closed(
         self, batch_id: int, base: str, closed_ms: int | None, delay_ms: int | None = None, epoch: int = 0
@@ -134,35 +148,37 @@ class CheckpointLog:
         """
         Note the watermark at which a batch is closed, None if it is left open, before its output is seen.
 
-        Returns what is noted: the first note stays. A driver that was suspended before this call may have been replaced
-        by one whose output of the batch has been seen. The delay is for `closing_delay`.
+        Returns what is noted: the newest driver that has noted the batch is followed. The delay is that of later
+        batches, for `closing_delay`.
+
+        Each driver writes a file of its own, since one that is suspended while it writes may replace a later file of
+        the same name. Before output is seen, the caller must ask whether the job is still its own: if not, a newer
+        driver may have looked before this note was there.
         """
-        name = f"{batch_id}_{base}"
-        text = json.dumps({"closed_ms": closed_ms, "delay_ms": delay_ms, "epoch": epoch})
-        if self._notes is None:  # a newer driver's are left alone: after a rewind they may be of earlier batches
-            self._notes = {note for note, noted in self._notes_there().items() if noted.get("epoch", 0) <= epoch}
-        try:
-            self._write(f"{_CLOSED}/{name}", text, replace=False)
-        except Exception as error:
-            if "Already" not in str(error):  # AlreadyBeingCreated: its writer may have been killed
-                raise
-            if "closed_ms" in (noted := self._noted(f"{_CLOSED}/{name}")):
-                return noted["closed_ms"]  # type: ignore[no-any-return]
-            self._write(f"{_CLOSED}/{name}", text)
-        for note in [note for note in self._notes if _batch_of(note) < batch_id]:
-            self._files.delete(self._at(f"{_CLOSED}/{note}"), False)
-            self._notes.remove(note)
-        self._notes.add(name)
+        names, own, is_noted = self._note_names(), f"{batch_id}_{epoch}_{base}", False
+        for name in sorted(names, key=_epoch_of):
+            if _batch_of(name) == batch_id and _base_of(name) == base and "closed_ms" in (noted := self._note(name)):
+                closed_ms, is_noted = noted["closed_ms"], is_noted or name == own
+        if not is_noted:  # once: a crash could cut it off
+            self._write(f"{_CLOSED}/{own}", json.dumps({"closed_ms": closed_ms, "delay_ms": delay_ms}))
+        for name in names:  # a newer driver's are left alone: after a rewind they may be of earlier batches
+            if _batch_of(name) < batch_id and _epoch_of(name) <= epoch:
+                self._files.delete(self._at(f"{_CLOSED}/{name}"), False)
         return closed_ms
 
     def closing_delay(self, batch_id: int) -> int | None:
         """Return the delay in ms that the newest driver noted before a batch; None if there is no such note."""
-        notes = [noted for name, noted in self._notes_there().items() if _batch_of(name) < batch_id]
-        delays = [(int(note["epoch"]), int(note["delay_ms"])) for note in notes if note.get("delay_ms") is not None]
-        return max(delays)[1] if delays else self._noted(_CLOSED_BY).get("delay_ms")
+        names = [name for name in self._note_names() if _batch_of(name) < batch_id]
+        for name in sorted(names, key=lambda name: (_epoch_of(name), _batch_of(name)), reverse=True):
+            if (delay_ms := self._note(name).get("delay_ms")) is not None:
+                return int(delay_ms)
+        return self._noted(_CLOSED_BY).get("delay_ms")
 
-    def _notes_there(self) -> dict[str, dict[str, Any]]:
-        return {name: self._noted(f"{_CLOSED}/{name}") for name in self._names(_CLOSED) if name[0].isdigit()}
+    def _note_names(self) -> list[str]:
+        return [name for name in self._names(_CLOSED) if _NOTE.fullmatch(name)]
+
+    def _note(self, name: str) -> dict[str, Any]:
+        return self._noted(f"{_CLOSED}/{name}")
 
     def _noted(self, name: str) -> dict[str, Any]:
         """Return a note; an empty one if there is none, or its writer was killed: nobody has seen output then."""
@@ -256,8 +272,8 @@ class CheckpointLog:
     def _at(self, name: str) -> Any:
         return hadoop_path(self._spark, self._path, name)
 
-    def _write(self, name: str, text: str, *, replace: bool = True) -> None:
-        with closing(self._files.create(self._at(name), replace)) as stream:
+    def _write(self, name: str, text: str) -> None:
+        with closing(self._files.create(self._at(name), True)) as stream:
             stream.write(text.encode())
 
     def _read(self, name: str) -> str | None:
@@ -272,4 +288,12 @@ class CheckpointLog:
 
 
 def _batch_of(note: str) -> int:
-    return int(note.partition("_")[0])
+    return int(note.split("_", 1)[0])
+
+
+def _epoch_of(note: str) -> int:
+    return int(note.split("_", 2)[1])
+
+
+def _base_of(note: str) -> str:
+    return note.split("_", 2)[2]

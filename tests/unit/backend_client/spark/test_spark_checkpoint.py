@@ -78,32 +78,45 @@ def checkpoint(folder: Path, **entries: str) -> CheckpointLog:
 def test_a_note_that_a_crash_cut_off_is_none(files: LocalFiles, tmp_path: Path) -> None:
     """Nobody has seen output then, since it comes after the note."""
     log, notes = checkpoint(tmp_path / "spark"), tmp_path / "spark/dstl-closings"
-    assert log.note_closed(7, "base", None) is None
-    (notes / "8_other").write_text('{"closed_ms', encoding="utf-8")
-    assert log.note_closed(8, "other", 6) == 6
-    assert log.note_closed(8, "other", 7) == 6
+    assert log.note_closed(7, "base", None, epoch=1) is None
+    (notes / "8_1_other").write_text('{"closed_ms', encoding="utf-8")
+    assert log.note_closed(8, "other", 6, epoch=2) == 6
+    assert log.note_closed(8, "other", 7, epoch=3) == 6
     damaged = RuntimeError("org.apache.hadoop.fs.ChecksumException: x")
     with mock.patch.object(files, "open", side_effect=damaged):
-        assert log.note_closed(8, "other", 8) == 8
+        assert log.note_closed(8, "other", 8, epoch=4) == 8
     no = RuntimeError("no")
     with mock.patch.object(files, "open", side_effect=no), pytest.raises(RuntimeError, match="no"):
-        log.note_closed(8, "other", 9)
+        log.note_closed(8, "other", 9, epoch=5)
     with mock.patch.object(files, "create", side_effect=no), pytest.raises(RuntimeError, match="no"):
-        log.note_closed(9, "base", 1)
+        log.note_closed(9, "base", 1, epoch=5)
 
 
-def test_first_note_of_a_batch_stays(tmp_path: Path) -> None:
-    """I14: a driver that was suspended before its note, and goes on when another one has emitted, emits the same."""
-    folder, suspended = tmp_path / "spark", checkpoint(tmp_path / "spark")
-    suspended.note_closed(6, "before", 1)
-    other = checkpoint(folder)
-    assert other.note_closed(7, "base", 5) == 5
-    assert suspended.note_closed(7, "base", None) == 5
-    assert checkpoint(folder).note_closed(7, "another base", 9) == 9
-    other.note_closed(8, "next", 6)
-    assert {path.name for path in (folder / "dstl-closings").iterdir()} == {"7_another base", "8_next"}
-    assert checkpoint(folder).note_closed(7, "base", 9) == 9
-    assert checkpoint(folder).note_closed(8, "next", 9) == 6, "those of later batches stay"
+def test_newest_note_of_a_batch_holds(tmp_path: Path) -> None:
+    """
+    I14: a driver that was suspended before its note, and goes on when another one has emitted, emits the same.
+
+    One that was suspended while it wrote its note replaces no other one; it hears then that the job is another's.
+    """
+    folder, log = tmp_path / "spark", checkpoint(tmp_path / "spark")
+    log.note_closed(6, "before", 1, epoch=1)
+    assert log.note_closed(7, "base", 5, epoch=2) == 5
+    assert log.note_closed(7, "base", None, epoch=1) == 5
+    (folder / "dstl-closings/7_1_base").write_text('{"closed_ms": 8}', encoding="utf-8")
+    assert log.note_closed(7, "base", 9, epoch=3) == 5
+    assert log.note_closed(7, "another base", 9, epoch=3) == 9
+    log.note_closed(8, "next", 6, epoch=2)
+    assert {path.name for path in (folder / "dstl-closings").iterdir()} == {"7_3_base", "7_3_another base", "8_2_next"}
+    assert log.note_closed(7, "base", 9, epoch=4) == 5
+    assert log.note_closed(8, "next", 9, epoch=4) == 6, "those of later batches stay"
+
+
+def test_a_note_is_written_once(files: LocalFiles, tmp_path: Path) -> None:
+    """I14: when the batch is tried again, a crash would cut the note off that its successor needs."""
+    log = checkpoint(tmp_path / "spark")
+    assert log.note_closed(7, "base", 5, epoch=2) == 5
+    with mock.patch.object(files, "create", side_effect=AssertionError("written again")):
+        assert log.note_closed(7, "base", 6, epoch=2) == 5
 
 
 def test_delay_is_that_of_the_newest_driver_before_the_batch(tmp_path: Path) -> None:
@@ -114,9 +127,34 @@ def test_delay_is_that_of_the_newest_driver_before_the_batch(tmp_path: Path) -> 
     (tmp_path / "spark/dstl-closed-by").write_text('{"delay_ms": 7000}', encoding="utf-8")
     assert log.closing_delay(8) == 7000
     log.note_closed(4, "base", 1, 0, 2)
-    checkpoint(tmp_path / "spark").note_closed(6, "given up", 1, 5000, 1)
-    checkpoint(tmp_path / "spark").note_closed(6, "of several", 1)
-    assert [checkpoint(tmp_path / "spark").closing_delay(batch) for batch in (8, 5, 4)] == [0, 0, 7000]
+    log.note_closed(6, "given up", 1, 5000, 1)
+    log.note_closed(6, "of several", 1)
+    assert [log.closing_delay(batch) for batch in (8, 5, 4)] == [0, 0, 7000]
+
+
+@pytest.mark.parametrize("uid", ["first", "second"])
+def test_a_rewind_that_was_suspended_deletes_nothing_that_came_after_another(
+    files: LocalFiles, tmp_path: Path, uid: str
+) -> None:
+    """I14: batches planned since then have the same numbers; planned again, a sink that has seen them skips rows."""
+    folder, log = tmp_path / "query", checkpoint(tmp_path / "query")
+    (folder / "offsets").mkdir(parents=True)
+    for number in range(6):
+        (folder / "offsets" / str(number)).write_text(OFFSETS, encoding="utf-8")
+    delete, deleted = files.delete, []
+
+    def suspended(path: Path, recursive: bool) -> None:
+        delete(path, recursive)
+        deleted.append(path.name)
+        if deleted == ["5"]:
+            checkpoint(folder).rewind(3, OFFSETS, uid)
+            for number in (4, 5):
+                (folder / "offsets" / str(number)).write_text("planned", encoding="utf-8")
+
+    with mock.patch.object(files, "delete", suspended), pytest.raises(ConflictError, match="another driver has set"):
+        log.rewind(2, OFFSETS, "first")
+    assert (folder / "offsets/4").read_text(encoding="utf-8") == "planned"
+    assert log.begins_at(uid)
 
 
 def test_first_batch_of_a_fork_is_number_0_of_its_sinks(tmp_path: Path) -> None:

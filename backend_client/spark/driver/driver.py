@@ -227,7 +227,7 @@ class BatchRunner:
                 return
 
     def _execute(self, frame: DataFrame, batch_id: int, tries: int, *, must_wait: bool) -> BatchProgress:
-        session, offsets = self._session, self._log.offsets(batch_id) or ""
+        session, offsets = self._session, self._log.planned(batch_id)
         begun = session.begin(batch_id)
         self.rescaling.follow(begun.parallelism, begun.requests)
         at = self._times.time(offsets, session.latest)

@@ -59,6 +59,20 @@ class CheckpointLog:
         """Return Spark's offsets entry of a batch, or None if it does not exist or was deleted."""
         return self._read(f"offsets/{batch_id}")
 
+    def planned(self, batch_id: int) -> str:
+        """
+        Return Spark's offsets entry of a batch that it executes.
+
+        Raises:
+            ConflictError: Another driver has deleted it.
+        """
+        if (offsets := self.offsets(batch_id)) is None:
+            raise ConflictError(
+                f"the Spark checkpoint {self.location} has no entry of batch {batch_id} any more: another driver has "
+                "set it back; start the query again if no other one runs"
+            )
+        return offsets
+
     def newest(self) -> int | None:
         """Return the number of the last batch that Spark planned, or None if there is none."""
         return max(self._numbers("offsets"), default=None)

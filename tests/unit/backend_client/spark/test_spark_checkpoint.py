@@ -75,6 +75,15 @@ def checkpoint(folder: Path, **entries: str) -> CheckpointLog:
     return CheckpointLog(None, str(folder))  # type: ignore[arg-type] # only the file system uses it
 
 
+def test_batch_whose_entry_was_deleted_is_refused(tmp_path: Path) -> None:
+    """A checkpoint without the batch's offsets could not be continued; a driver that sets back deletes them."""
+    (tmp_path / "spark/offsets").mkdir(parents=True)
+    (tmp_path / "spark/offsets/3").write_text(OFFSETS, encoding="utf-8")
+    assert checkpoint(tmp_path / "spark").planned(3) == OFFSETS
+    with pytest.raises(ConflictError, match="no entry of batch 4 any more: another driver"):
+        checkpoint(tmp_path / "spark").planned(4)
+
+
 def test_a_note_that_a_crash_cut_off_is_none(files: LocalFiles, tmp_path: Path) -> None:
     """Nobody has seen output then, since it comes after the note."""
     log, notes = checkpoint(tmp_path / "spark"), tmp_path / "spark/dstl-closings"

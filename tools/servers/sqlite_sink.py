@@ -44,6 +44,11 @@ class SqliteSink(Sink):
         with closing(_connect(self.path)) as connection:
             return [json.loads(text) for (text,) in connection.execute("select record from records order by number")]
 
+    def numbers(self) -> list[int]:
+        """Return the field ``n`` of all published records in this order: quicker for thousands of them."""
+        with closing(_connect(self.path)) as connection:
+            return [n for (n,) in connection.execute("select record ->> 'n' from records order by number")]
+
 
 class SqlitePublisher(SlotPublisher):
     """Publishes the records of one slot; `opened` is the number of its opening."""

@@ -31,9 +31,11 @@ def check_rows(table: DeltaTable, file: IO[bytes], size_bytes: int) -> None:
     Raises:
         DeltaError: It refuses one; nothing is written to it.
     """
+    if size_bytes < _LEFT_FROM_BYTES:
+        return
     texts = texts_of_constraints(table)
     checked = [each for each in table.schema().fields if not each.nullable or any(each.name in text for text in texts)]
-    if size_bytes < _LEFT_FROM_BYTES or not checked:
+    if not checked:
         return
     names = [column.name for column in checked]
     reader = pa.ipc.open_stream(file)

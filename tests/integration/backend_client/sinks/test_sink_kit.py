@@ -44,11 +44,6 @@ def numbers(values: Sequence[int]) -> pa.RecordBatch:
     return pa.record_batch({"n": list(values)}, schema=NUMBERS)
 
 
-def numbers_of(sink: SqliteSink) -> list[int]:
-    with closing(sqlite3.connect(sink.path, timeout=30)) as connection:
-        return [n for (n,) in connection.execute("select record ->> 'n' from records order by number")]
-
-
 def texts(values: Sequence[int]) -> pa.RecordBatch:
     return pa.record_batch({"value": list(map(str, values))}, schema=VALUES)
 
@@ -70,7 +65,7 @@ def few_rounds(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_sqlite(tmp_path: Path) -> None:
     """The example of a sink of one's own."""
     sink = SqliteSink(str(tmp_path / "out.db"))
-    assert SinkKit(sink, NUMBERS, numbers, lambda: numbers_of(sink)).run() == []
+    assert SinkKit(sink, NUMBERS, numbers, sink.numbers).run() == []
 
 
 def test_two_that_open_a_slot_of_sqlite_at_the_same_time_are_told_apart(
@@ -388,7 +383,7 @@ HISTORIES = {"newest opening wins": "A publisher opens the slot and reads the ma
 def test_broken_promises_are_found(tmp_path: Path, fault: str, promise: str) -> None:
     """The kit says which promise was broken, and in which history."""
     sink = SqliteSink(str(tmp_path / "out.db"))
-    kit = SinkKit(Careless(sink, fault), NUMBERS, numbers, lambda: numbers_of(sink))
+    kit = SinkKit(Careless(sink, fault), NUMBERS, numbers, sink.numbers)
     for item in kit.broken():
         assert item.history
         assert item.seen

@@ -188,9 +188,4 @@ def test_silence_of_a_busy_system_breaks_no_promise(tmp_path: Path) -> None:
 def broken_by(folder: Path, fault: str) -> Iterator[sink_kit.BrokenPromise]:
     """Run the kit for a sink with a fault, until no more is read."""
     sink = SqliteSink(str(folder / "out.db"))
-
-    def read() -> list[int]:
-        with closing(sqlite3.connect(sink.path, timeout=30)) as connection:
-            return [n for (n,) in connection.execute("select record ->> 'n' from records order by number")]
-
-    return SinkKit(Faulty(sink, fault), NUMBERS, numbers, read).broken()
+    return SinkKit(Faulty(sink, fault), NUMBERS, numbers, sink.numbers).broken()
